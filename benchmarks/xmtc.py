@@ -7,8 +7,9 @@
 
 The peers are our own linear classifier per label (DiSMEC) and PECOS's XR-Linear with its defaults, in an
 interpreter of its own that ISTHMUS_PECOS_PYTHON names. Propensities, bands and everything that is learned
-come from a fold's training texts. ECE is that of the first five labels; PECOS's scores are between 0 and 1,
-and the linear classifier's are put through 1/(1 + e^−s).
+come from a fold's training texts. Where labels are pages, nobody's answer is the text's own. ECE is that of
+the first five labels; PECOS's scores are between 0 and 1, and the linear classifier's are put through
+1/(1 + e^−s).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from isthmus.classification import (
     preset_rankers,
     same_text,
     weighed,
+    without_own,
 )
 from isthmus.classification.label_report import label_report, ranks_of
 from isthmus.corpora import load, read_xmc, stream_xmc
@@ -172,8 +174,11 @@ def systems(train: LabelledTexts, test: LabelledTexts) -> tuple[Scores, set[str]
     answer = pecos(known, space.rarity, train.labels, queries)
     if answer is not None:
         scores[PECOS] = answer[0]
-    scores[FUSED] = MultiLabelClassifier().fit(train).predict(test.texts)
-    return scores, singles
+    number = {name: at for at, name in enumerate(train.names)}
+    own = np.array([number.get(name, -1) for name in test.ids], dtype=np.int64)
+    links = bool((own >= 0).any())
+    scores[FUSED] = MultiLabelClassifier(links=links).fit(train).predict(test.texts, test.ids)
+    return {name: without_own(matrix, own) for name, matrix in scores.items()}, singles
 
 
 def _gains(matrix: Any, labels: Any) -> Any:

@@ -321,6 +321,24 @@ def test_sparse_rows_of_the_repository_are_learned_and_streamed(tmp_path: Path) 
         load_multilabel(tmp_path / "model").predict(["words"])
 
 
+def test_a_page_is_no_answer_to_itself() -> None:
+    texts, labels, _ = world(120, 12)
+    names = tuple(f"page {at}" for at in range(12))
+    ids = (*names, *(f"text {at}" for at in range(108)))  # a label's description is the text of its name
+    free = from_lists(
+        [sorted({*row.indices.tolist()} - {at}) or [(at + 1) % 12] for at, row in enumerate(labels)], 12
+    )
+    data = LabelledTexts(ids, tuple(texts), free, names, tuple(texts[:12]))
+    model = MultiLabelClassifier(preset="xcoretriev", folds=2, links=True).fit(data)
+    listed = model.predict(texts, ids).toarray()
+    assert not listed[np.arange(12), np.arange(12)].any()
+    assert listed[12:].any(axis=1).all()
+    other = MultiLabelClassifier(preset="xcoretriev", folds=2).fit(data)
+    assert other.predict(texts[:12]).toarray()[np.arange(12), np.arange(12)].any()
+    with pytest.raises(DataError, match="links without the texts' ids"):
+        model.predict(texts)
+
+
 def test_the_papers_preset_has_two_rankers_and_splits_head_and_tail() -> None:
     classifier = MultiLabelClassifier(preset="xcoretriev", folds=2).fit(labelled(150, 12))
     assert list(classifier.rankers_) == ["sparse", "dense"]

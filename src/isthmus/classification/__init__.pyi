@@ -46,6 +46,7 @@ from isthmus.classification.sparse import label_counts as label_counts
 from isthmus.classification.sparse import ranked_in_batches as ranked_in_batches
 from isthmus.classification.sparse import rarity as rarity
 from isthmus.classification.sparse import weighed as weighed
+from isthmus.classification.sparse import without_own as without_own
 from isthmus.classification.sparse_rankers import LabelBm25 as LabelBm25
 from isthmus.classification.sparse_rankers import LabelVectors as LabelVectors
 from isthmus.classification.sparse_rankers import SparseNeighbours as SparseNeighbours

@@ -38,6 +38,7 @@ from isthmus.classification.sparse import (
     read_arrays,
     sparse_arrays,
     sparse_of,
+    without_own,
     write_arrays,
 )
 from isthmus.classification.sparse_rankers import (
@@ -238,6 +239,7 @@ class MultiLabelClassifier:
 
     `encoder` is `latent` (latent semantics of the training texts) or the name of one that was added. `bands`
     are the frequencies at which labels have curves of their own; the preset `xcoretriev` has head and tail.
+    With `links` labels are pages that texts link to: a text whose id is a label's name never has that label.
     """
 
     def __init__(
@@ -249,9 +251,10 @@ class MultiLabelClassifier:
         folds: int = 5,
         seed: int = 0,
         enough: int = ENOUGH,
+        links: bool = False,
     ) -> None:
         self.preset, self.encoder, self.depth = preset, encoder, depth
-        self.folds, self.seed, self.enough = folds, seed, enough
+        self.folds, self.seed, self.enough, self.links = folds, seed, enough, links
 
     def fit(self, data: LabelledTexts, folder: str | PathLike[str] | None = None) -> Self:
         """Learn from labelled texts; those without a label are passed over.
@@ -303,6 +306,7 @@ class MultiLabelClassifier:
         parts, chosen = self._parts(data)
         scored = [np.flatnonzero((parts == part) & chosen) for part in np.unique(parts[chosen]).tolist()]
         listed: list[list[Sparse]] = []
+        itself = self._own(data.ids)
         bands = []
         for at, inside in enumerate(progress(scored, label="cross-fitting")):
             learned = parts != parts[inside[0]]
@@ -313,7 +317,8 @@ class MultiLabelClassifier:
             for number, ranker in enumerate(rankers.values()):
                 learner = _Learner(ranker, known, data.labels[learned], own)
                 search = _Searcher(learner, queries, self.depth)
-                fold.append(stages.get(f"stage-{at}-{number}", search, _Stored.load).matrix)
+                matrix = stages.get(f"stage-{at}-{number}", search, _Stored.load).matrix
+                fold.append(without_own(matrix, itself[inside]) if self.links else matrix)
             listed.append(fold)
         self.share_ = float(np.mean([(parts != parts[inside[0]]).mean() for inside in scored]))
         table = CandidateTable.of([vstack(each, format="csr") for each in zip(*listed, strict=True)])
@@ -365,20 +370,33 @@ class MultiLabelClassifier:
         return digest.hexdigest()
 
     def _settings(self) -> dict[str, Any]:
-        names = ("preset", "encoder", "depth", "folds", "seed", "enough")
+        names = ("preset", "encoder", "depth", "folds", "seed", "enough", "links")
         return {name: getattr(self, name) for name in names}
 
-    def predict(self, texts: Texts) -> Sparse:
-        """Probabilities of the labels that rankers list, texts × labels; what is not stored is not listed."""
+    def predict(self, texts: Texts, ids: Sequence[str] | None = None) -> Sparse:
+        """Probabilities of the labels that rankers list, texts × labels; what is not stored is not listed.
+
+        The texts' `ids` are needed, and looked at, where labels are pages that texts link to.
+        """
         self._check()
-        parts = [self._predicted(batch) for batch in _batches(texts)]
+        if self.links and ids is None:
+            raise DataError("links without the texts' ids", cure="give the ids, as to fit")
+        own = self._own(ids or ())
+        batches = enumerate(_batches(texts))
+        parts = [self._predicted(batch, own[at * BATCH : (at + 1) * BATCH]) for at, batch in batches]
         if not parts:
             raise DataError("no texts to label")
         return vstack(parts, format="csr")
 
-    def _predicted(self, texts: Texts) -> Sparse:
+    def _own(self, ids: Sequence[str]) -> IntArray:
+        """The label that stands for each text itself, or −1."""
+        number = {name: at for at, name in enumerate(self.names_)} if self.links else {}
+        return np.array([number.get(name, -1) for name in ids], dtype=np.int64)
+
+    def _predicted(self, texts: Texts, own: IntArray) -> Sparse:
         rows = self.space_.rows(texts)
-        table = CandidateTable.of([each.candidates(rows, self.depth) for each in self.rankers_.values()])
+        lists = [each.candidates(rows, self.depth) for each in self.rankers_.values()]
+        table = CandidateTable.of([without_own(each, own) for each in lists] if self.links else lists)
         bands = self.label_bands_[table.label]
         return table.filled(self.fusion_.probabilities(table, bands))
 

@@ -104,6 +104,14 @@ def best_per_row(scores: Sparse, k: int) -> Sparse:
     return csr_array((data[keep].astype(np.float32), columns[keep], ends), shape=scores.shape)
 
 
+def without_own(candidates: Sparse, own: IntArray) -> Sparse:
+    """Without the label that stands for a text itself: `own[row]` is its number, or −1."""
+    row = np.repeat(np.arange(candidates.shape[0]), np.diff(candidates.indptr))
+    others = candidates.indices != own[row]
+    ends = np.concatenate(([0], np.cumsum(others)))[candidates.indptr]
+    return csr_array((candidates.data[others], candidates.indices[others], ends), shape=candidates.shape)
+
+
 def from_lists(rows: Sequence[Any], width: int) -> Sparse:
     """A bool matrix, texts × labels, from the numbers of every text's labels."""
     counts = [len(row) for row in rows]
