@@ -193,7 +193,7 @@ def test_probabilities_hold_on_new_texts_and_rise_with_the_fused_score(
     last = classifier.fusion_.last
     assert last is not None
     for band in range(len(classifier.bands_)):
-        rising = last.probabilities(np.linspace(-9, 9, 50), parts=np.full(50, band))
+        rising = last.probabilities(np.linspace(0, 1, 50), parts=np.full(50, band))
         assert (np.diff(rising) >= 0).all()
     loaded = load_multilabel(folder)
     one_by_one = [loaded.predict(fresh.texts[at : at + 7]).toarray() for at in range(0, 70, 7)]

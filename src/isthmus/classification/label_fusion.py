@@ -153,7 +153,7 @@ class LabelFusion:
         margins = self.margins(table, bands)
         if self.last is None or not len(margins):
             return np.asarray(expit(margins))
-        return self.last.probabilities(margins, parts=bands)
+        return self.last.probabilities(expit(margins), parts=bands)
 
     def with_last(self, margins: FloatArray, hits: NDArray[np.bool_], bands: IntArray) -> LabelFusion:
         """The same with a last curve, learned from margins of texts that weights and curves did not see."""
@@ -181,8 +181,11 @@ class LabelFusion:
 
 
 def last_curve(margins: FloatArray, hits: NDArray[np.bool_], bands: IntArray) -> PerPart:
-    """From fused log-odds to probabilities, per band."""
-    return PerPart(Platt()).fit(margins, hits, parts=bands)
+    """From fused log-odds, as the probabilities they stand for, to those that hold, per band.
+
+    Beta has a line in the log-odds (Platt) as a special case, and bends where the stack is too sure.
+    """
+    return PerPart(Beta()).fit(expit(margins), hits, parts=bands)
 
 
 def cross_fitted(
@@ -200,6 +203,6 @@ def cross_fitted(
     for part in np.unique(parts).tolist():
         inside = parts == part
         curve = last_curve(margins[~inside], hits[~inside], bands[~inside])
-        probabilities[inside] = curve.probabilities(margins[inside], parts=bands[inside])
+        probabilities[inside] = curve.probabilities(expit(margins[inside]), parts=bands[inside])
     whole = LabelFusion.fit(table, hits, bands, count)
     return whole.with_last(margins, hits, bands), probabilities

@@ -59,7 +59,7 @@ from isthmus.report import progress
 
 DEPTH = 64
 """Labels that a ranker lists."""
-ENOUGH = 10_000
+ENOUGH = 5_000
 """Texts that curves and weights rest on, where there are so many."""
 MOST_LINEAR = 10_000
 """Labels that each have a linear classifier by default."""
