@@ -11,7 +11,6 @@ from isthmus.errors import several
 from isthmus.evaluation import bootstrap, reliability, sampling_floor
 from isthmus.learning import MUCH, Difference
 from isthmus.report import Cell, Section, Table
-from isthmus.service import BINS
 
 KINDS = {
     ("sums", True): "how common words are",
@@ -43,8 +42,8 @@ def figures(outcome: SearchOutcome) -> dict[str, Any]:
         "after": float(np.mean(outcome.after)),
         "difference": _difference(outcome).to_json(),
         "hits": len(probabilities),
-        "ece": reliability(probabilities, outcome.right, bins=BINS).ece,
-        "floor": sampling_floor(probabilities, bins=BINS).high,
+        "ece": reliability(probabilities, outcome.right).ece,
+        "floor": sampling_floor(probabilities).high,
         "nobodys": outcome.nobodys,
         "departures": outcome.departures,
     }
@@ -104,15 +103,15 @@ def _honest(outcome: SearchOutcome) -> Section:
         )
     else:
         promise = f"No hit was shown with a probability from {NEAR[0]} to {NEAR[1]}."
-    curve, floor = reliability(probabilities, right, bins=BINS), sampling_floor(probabilities, bins=BINS)
+    curve, floor = reliability(probabilities, right), sampling_floor(probabilities)
     verdict = "not told from a perfect one" if curve.ece <= floor.high else "worse than a perfect one"
     return Section(
         "How honest 0.8 is",
         (
             promise,
-            f"Over all {len(right):,} hits shown, in tenths, probabilities are off by {curve.ece:.3f} on"
-            f" average; a perfect model with as many hits would be off by {floor.mean:.3f}, and in 95 of 100"
-            f" cases by at most {floor.high:.3f}: {verdict}.",
+            f"Over all {len(right):,} hits shown, probabilities are off by {curve.ece:.3f} on average; a"
+            f" perfect model with as many hits would be off by {floor.mean:.3f}, and in 95 of 100 cases by at"
+            f" most {floor.high:.3f}: {verdict}.",
         ),
     )
 
