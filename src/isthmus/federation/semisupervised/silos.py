@@ -223,8 +223,12 @@ class CrossSilos:
         self.corpus, self.streams, self.releasing = corpus, streams, releasing
         self.names = corpus.silos
         self.grades = int(corpus.qrels.grades.max()) + 1
-        groups = linked_queries(corpus)
-        self.part = divide(len(corpus.queries), SHARES, streams("split"), groups=groups, strata=None)
+
+    @cached_property
+    def part(self) -> IntArray:
+        """Which part every query is in: training, validation or test; those that belong together in one."""
+        groups = linked_queries(self.corpus)
+        return divide(len(self.corpus.queries), SHARES, self.streams("split"), groups=groups, strata=None)
 
     @cached_property
     def documents(self) -> dict[str, tuple[str, ...]]:
