@@ -4,6 +4,7 @@
     python -m benchmarks.xmtc quality [SET …]        folds of Reuters and of the built-in label sets, as JSON
     python -m benchmarks.xmtc cost LABELS [peer]     fit and predict 10⁵ texts under so many labels, as JSON
     python -m benchmarks.xmtc summary FILE           what `quality` printed, as tables
+    python -m benchmarks.xmtc growth                 the plot of docs/xmtc.md from the costs in docs/xmtc.json
 
 The peers are our own linear classifier per label (DiSMEC) and PECOS's XR-Linear with its defaults, in an
 interpreter of its own that ISTHMUS_PECOS_PYTHON names. Propensities, bands and everything that is learned
@@ -52,6 +53,7 @@ from isthmus.randomness import Streams
 
 SETS = ("reuters", "pydocs-modules", "pydocs-see-also")
 FOLDS, DEPTH = 5, 64
+DOCS = Path(__file__).parent.parent / "docs"
 PEER = Path(__file__).with_name("_pecos.py")
 MEASURES = ("P@1", "P@5", "psP@5", "psnDCG@5", "tail recall@5", "ECE")
 LINEAR, PECOS, FUSED = "DiSMEC (ours)", "PECOS XR-Linear", "calibrated fusion"
@@ -264,6 +266,26 @@ def summary(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines[1:])
 
 
+def growth() -> None:
+    """Draw how costs grow with the number of labels."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "isthmus"
+    from matplotlib import pyplot
+
+    measured = json.loads((DOCS / "xmtc.json").read_text("utf-8"))
+    names = {"fit": "fit, s of processor", "predict ms": "a text, ms of processor", "memory": "memory, GB"}
+    figure, axes = pyplot.subplots(1, len(names), figsize=(3.4 * len(names), 3), layout="constrained")
+    for axis, (name, label) in zip(axes, names.items(), strict=True):
+        for who, style in (("isthmus", "o-"), ("PECOS", "s--")):
+            known = [each for each in measured.get(who, ()) if name in each]
+            axis.loglog([each["labels"] for each in known], [each[name] for each in known], style, label=who)
+        axis.set(title=label, xlabel="labels")
+    axes[0].legend()
+    figure.savefig(DOCS / "images" / "xmtc-growth.svg", metadata={"Date": None})
+
+
 def _first_number(band: str) -> int:
     return int(band.partition("–")[0].rstrip("+"))
 
@@ -293,3 +315,5 @@ if __name__ == "__main__":
         print(json.dumps(cost(int(rest[0]), peer=rest[1:] == ["peer"])))
     elif what == "summary":
         print(summary(json.loads(Path(rest[0]).read_text("utf-8"))))
+    elif what == "growth":
+        growth()
