@@ -354,8 +354,9 @@ def _of_features(path: Path, label_names: str | PathLike[str] | None) -> Labelle
 def _of_corpus(corpus: Corpus, descriptions: Mapping[str, str]) -> LabelledTexts:
     """A label set: its labels are the documents, its texts the queries."""
     titles = dict(zip(corpus.documents.ids, corpus.documents.titles, strict=True))
+    relevant = corpus.qrels.to_dict()
     rows = [
-        (name, text, [titles[label] or label for label in corpus.qrels.to_dict().get(name, {})])
+        (name, text, [titles[label] or label for label in relevant.get(name, {})])
         for name, text in zip(corpus.queries.ids, corpus.queries.texts, strict=True)
     ]
     if any(len(labels) > 1 for _, _, labels in rows):  # of few single labels the figures are without them
