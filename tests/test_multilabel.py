@@ -24,6 +24,7 @@ from isthmus.classification import (
     Sparse,
     SparseLabelRanker,
     SparseNeighbours,
+    TextClassifier,
     TextSpace,
     best_per_row,
     from_lists,
@@ -275,6 +276,9 @@ def test_a_fit_that_was_killed_goes_on_behind_its_last_stage(
     fresh = labelled(20, 12, seed=2).texts
     assert resumed.predict(fresh).toarray() == pytest.approx(whole.predict(fresh).toarray(), abs=1e-6)
     assert not list((tmp_path / "model").glob("stage-*"))
+    (tmp_path / "model" / "model-of-mine").mkdir()
+    assert list(MultiLabelClassifier(folds=2).fit(data, tmp_path / "model").rankers_)
+    assert (tmp_path / "model" / "model-of-mine").exists(), "only stages are dropped"
     assert load_multilabel(tmp_path / "model").predict(fresh).nnz
 
 
@@ -346,3 +350,5 @@ def test_the_papers_preset_has_two_rankers_and_splits_head_and_tail() -> None:
     assert (classifier.bands_.of(classifier.counts_) == 1).sum() >= 3, "⌊0.2·12⌋ + 1"
     with pytest.raises(ConfigError, match="no preset"):
         MultiLabelClassifier(preset="nope").fit(labelled(30, 4))
+    with pytest.raises(DataError, match="a text has several labels"):
+        TextClassifier().fit(labelled(30, 4))

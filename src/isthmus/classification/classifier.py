@@ -1,4 +1,5 @@
-"""A classifier of texts from a panel of label rankers: calibrated, stacked, and honest about how sure it is.
+"""A classifier of texts under one label each, from a panel of label rankers: calibrated, stacked, and honest
+about how sure it is.
 
 Every training text is scored by rankers that saw neither it nor a copy of it. The stack of those scores and
 the map from its margins to probabilities are cross-fitted too, so that what is reported of training texts is
@@ -98,6 +99,9 @@ class TextClassifier:
     def fit(self, data: LabelledTexts) -> Self:
         """Learn from labelled texts; those without a label are passed over."""
         data = data.take(data.labelled)
+        if not data.single:
+            cure = "learn them with MultiLabelClassifier, isthmus classify --multi"
+            raise DataError("a text has several labels", cure=cure)
         parts = self._parts(data)
         panel = self._panel(data)
         scores = out_of_fold(panel, data.texts, data.dense, data.documents, parts)
@@ -107,8 +111,8 @@ class TextClassifier:
             as_run(judged.ids, data.names, scores[name][fresh], len(data.names), name)
             for name in panel.rankers
         ]
-        curve = "softmax-noise" if data.single else "platt"
-        self.stack_ = Stacked(calibrator=curve, single_label=data.single, final=curve)
+        curve = "softmax-noise"
+        self.stack_ = Stacked(calibrator=curve, single_label=True, final=curve)
         self.held_out_ = self.stack_.fit_fuse(runs, judged.qrels, name="held out")
         self.data_ = data
         return self

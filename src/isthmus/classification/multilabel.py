@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -69,6 +70,7 @@ Texts = Sequence[str] | Sparse
 """Texts, or rows of feature weights where the training data had those."""
 T = TypeVar("T", bound="Kept")
 
+_STAGE = re.compile(r"stage-\d+-\d+|model-(space|fusion|held-out|ranker-\d+)")
 _FITTED: dict[str, type[FittedLabelRanker]] = {
     kind.__name__: kind for kind in (FittedLabelBm25, FittedLabelVectors, FittedLinear, FittedNeighbours)
 }
@@ -207,12 +209,22 @@ class Stages:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         mark = self.folder / "fit.json"
-        begun = json.loads(mark.read_bytes())["fingerprint"] if mark.exists() else ""
+        try:
+            begun = json.loads(mark.read_bytes())["fingerprint"]
+        except (OSError, ValueError, KeyError, TypeError):
+            begun = None
         if begun != fingerprint or (self.folder / "classifier.json").exists():
             (self.folder / "classifier.json").unlink(missing_ok=True)
-            for old in (*self.folder.glob("stage-*"), *self.folder.glob("model-*")):
-                shutil.rmtree(old)
+            if begun is not None:  # where nothing was begun, a folder of such a name is not ours
+                self._drop("stage-", "model-")
             write_whole(mark, json.dumps({"fingerprint": fingerprint}).encode())
+
+    def _drop(self, *beginnings: str) -> None:
+        """Remove stages, the file that says that each is whole first."""
+        for old in self.folder.iterdir() if self.folder else ():
+            if _STAGE.fullmatch(old.name) and old.name.startswith(beginnings):
+                (old / "done").unlink(missing_ok=True)
+                shutil.rmtree(old)
 
     def get(self, name: str, make: Callable[[], T], load: Callable[[Path], T]) -> T:
         """What the stage left, or what `make` gives, which is kept."""
@@ -229,8 +241,7 @@ class Stages:
 
     def end(self) -> None:
         """Drop what only fitting needed."""
-        for old in self.folder.glob("stage-*") if self.folder else ():
-            shutil.rmtree(old)
+        self._drop("stage-")
 
 
 class MultiLabelClassifier:
