@@ -178,16 +178,16 @@ def _text(ranks: IntArray) -> Tokens:
 
 
 def _theorem_plot(results: Mapping[Picture, Any], number: int) -> Plot:
+    at = [results[Picture("theorems", width)] for width in WIDTHS]
     names = {
         "bound": f"bound of Theorem {number}",
         "shared noise": "shared noise, as the paper has it",
         "noise a cell": "noise of its own for every cell",
     }
-    lines = {
-        label: Series(WIDTHS, [results[Picture("theorems", width)][f"{name} {number}"] for width in WIDTHS])
-        for name, label in names.items()
-    }
-    caption = PROSE("theorem_caption", number=number, words=WORDS, epsilon=EPSILON, rows=ROWS)
+    lines = {label: Series(WIDTHS, [one[f"{name} {number}"] for one in at]) for name, label in names.items()}
+    broken = sum(one[f"shared noise {number}"] > one[f"bound {number}"] for one in at)
+    facts = {"words": WORDS, "epsilon": EPSILON, "rows": ROWS, "broken": broken, "widths": len(at)}
+    caption = PROSE("theorem_caption", number=number, **facts)
     return _on_log_axes(line_plot(lines, x="cells a row", y="error in words"), caption)
 
 
