@@ -50,6 +50,28 @@ def test_one_collection_leaves_nothing_to_choose_by(tmp_path):
         choices.reproduce(choices.Config(data="pydocs"), tmp_path)
 
 
+def fake(kind, data, encoder, seed, scale):
+    """`one` gains with the first alternative, `two` with the second; rules differ alike."""
+    first = data == "one"
+    if kind == "learners":
+        gains = {"a": 0.01 * first, "b": 0.01 * (not first)}
+        return {name: {"difference": gain} for name, gain in gains.items()}
+    return {"a": row(removed=0.5 if first else 1.5), "b": row(removed=1.5 if first else 0.5)}
+
+
+def test_the_report_has_every_collection_with_the_choice_of_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(choices, "work", fake)
+    result = choices.reproduce(choices.Config(data="one,two", encoder="lsa"), tmp_path, workers=1)
+    chosen = {(cell.table, cell.data, cell.row) for cell in result.cells if "chosen" in cell.variant}
+    assert chosen == {
+        (f"search: {kind}", data, alternative)
+        for kind in ("learners", "rules", "curves")
+        for data, alternative in (("one", "b"), ("two", "a"))
+    }
+    assert {cell.variant.split(",")[0] for cell in result.cells} == {"words", "lsa"}
+    assert "chosen by the others" in result.page.markdown()
+
+
 def test_every_alternative_is_measured_on_lists_of_the_product(monkeypatch):
     world = World.of("pydocs", seed=1, smoke=True)
     name = "all columns, penalty 100"
