@@ -27,6 +27,7 @@ from isthmus.classification import (
     TextClassifier,
     TextSpace,
     best_per_row,
+    describe,
     from_lists,
     label_counts,
     load_multilabel,
@@ -323,6 +324,22 @@ def test_sparse_rows_of_the_repository_are_learned_and_streamed(tmp_path: Path) 
     assert np.concatenate(parts) == pytest.approx(classifier.predict(weights).toarray(), abs=1e-5)
     with pytest.raises(DataError, match="texts, where rows of features were learned from"):
         load_multilabel(tmp_path / "model").predict(["words"])
+    with pytest.raises(DataError, match="rows of features say nothing in words"):
+        describe(read)
+
+
+def test_options_without_use_are_refused(tmp_path: Path) -> None:
+    table = tmp_path / "single.csv"
+    table.write_text("text,label\na red pear,fruit\nthe court ruled,law\n")
+    options = ("classify", "fit", table, "-o", tmp_path / "model")
+    refused = isthmus(*options, "--preset", "xcoretriev", check=False)
+    assert refused.returncode == 1
+    assert "every text has one label: add --multi" in refused.stderr
+    assert (
+        "names of labels are for sparse rows" in isthmus(*options, "--label-names", table, check=False).stderr
+    )
+    few = isthmus(*options, "--multi", check=False)
+    assert "label more texts" in few.stderr
 
 
 def test_a_page_is_no_answer_to_itself() -> None:

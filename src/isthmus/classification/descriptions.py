@@ -64,6 +64,8 @@ def describe(
     data: LabelledTexts, known: LabelDescriptions | None = None, *, chat: Chat | None = None
 ) -> dict[str, LabelDescription]:
     """Known descriptions as they are, and new ones of all other labels."""
+    if not data.texts:
+        raise DataError("rows of features say nothing in words", cure="describe labels of texts")
     weights = _own_words(data)
     make: Callable[[int], LabelDescription] = (
         (lambda label: LabelDescription(_excerpt(data, weights, label), EXTRACTIVE))

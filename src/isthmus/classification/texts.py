@@ -144,6 +144,10 @@ def read_labelled(
     path = Path(data)
     if is_xmc(path):
         return _of_features(path, label_names)
+    if label_names is not None:
+        raise DataError(
+            "names of labels are for sparse rows", file=path, cure="leave them out: the data name labels"
+        )
     if path.is_file():
         return _table(path, list(_records(path)), text, label, descriptions or {})
     folders = sorted(each for each in path.iterdir() if each.is_dir()) if path.is_dir() else []

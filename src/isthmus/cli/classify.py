@@ -206,6 +206,9 @@ def _multi(arguments: argparse.Namespace, data: LabelledTexts) -> bool:
     if arguments.multi or data.features is not None:
         return True
     if data.take(data.labelled).single:
+        if arguments.preset != "default":
+            key, value = "preset", arguments.preset
+            raise ConfigError("every text has one label: add --multi to use a preset", key=key, value=value)
         return False
     from isthmus.cli.classify_multi import announce
 
