@@ -45,7 +45,7 @@ DOCUMENT = np.dtype(
 FILES = {"documents": DOCUMENT, "terms": np.dtype("<i4"), "counts": COUNTS, "ids": np.dtype("u1")}
 SAVED_AFTER = 1 << 20
 """Terms of new documents after which totals are saved, or an eighth of all."""
-MOST_COMPARED = 1 << 17
+MOST_COMPARED = 1 << 15
 """Terms of candidates times words of a query up to which all are compared: fewer steps than bisecting."""
 BLOCK = 2_000
 """Documents whose terms are counted at once: what that takes is in the processor's caches."""
