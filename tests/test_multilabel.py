@@ -288,7 +288,7 @@ def test_the_command_line_sees_several_labels_and_writes_a_batch_at_a_time(
 ) -> None:
     train, test = labelled(200, 12), labelled(60, 12, seed=3)
     path, other = (as_json_lines(tmp_path / f"{at}.jsonl", each) for at, each in enumerate((train, test)))
-    fit = isthmus("classify", "fit", path, "-o", tmp_path / "model", "--folds", 3, "--json")
+    fit = isthmus("classify", "fit", path, "-o", tmp_path / "model", "--folds", 3, "--links", "--json")
     assert "of 200 texts have several labels" in fit.stderr
     learned = json.loads(fit.stdout)
     assert set(learned) == {"model", "measures", "bands", "decision"}
@@ -301,13 +301,15 @@ def test_the_command_line_sees_several_labels_and_writes_a_batch_at_a_time(
     answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [answer["id"] for answer in answers] == [f"n{at}" for at in range(60)]
     model = load_multilabel(tmp_path / "model")
-    sure = model.decided(model.predict(test.texts), 0.9)
+    assert model.links
+    ids = [answer["id"] for answer in answers]
+    sure = model.decided(model.predict(test.texts, ids), 0.9)
     assert [len(answer["labels"]) for answer in answers] == np.diff(sure.indptr).tolist()
     assert {one["probability"] for one in answers[0]["labels"]} == {
         round(float(p), 4) for p in sure[[0]].data
     }
-    streamed = [model.predict(texts).toarray() for _, texts in stream_texts(new, batch=7)]
-    assert np.concatenate(streamed) == pytest.approx(model.predict(test.texts).toarray(), abs=1e-5)
+    streamed = [model.predict(texts, names).toarray() for names, texts in stream_texts(new, batch=7)]
+    assert np.concatenate(streamed) == pytest.approx(model.predict(test.texts, ids).toarray(), abs=1e-5)
 
 
 def test_sparse_rows_of_the_repository_are_learned_and_streamed(tmp_path: Path) -> None:
@@ -335,6 +337,7 @@ def test_options_without_use_are_refused(tmp_path: Path) -> None:
     refused = isthmus(*options, "--preset", "xcoretriev", check=False)
     assert refused.returncode == 1
     assert "every text has one label: add --multi" in refused.stderr
+    assert "to use --links" in isthmus(*options, "--links", check=False).stderr
     assert (
         "names of labels are for sparse rows" in isthmus(*options, "--label-names", table, check=False).stderr
     )

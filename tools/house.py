@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 46_725,  # attached engines and their lists; learning, classification; tuned encoders
+    "src/isthmus": 46_730,  # attached engines and their lists; learning, classification; tuned encoders
     "benchmarks": 2_669,  # a node beside its peers at two sizes, its growth; stand-ins that heed k
     "docs": 345,  # the reference's folders; how a node grows, as a plot beside tantivy
     "reproduce": 7_028,  # verdicts; a tuned encoder; hypotheses; CS-F-LTR as printed; choices left out
@@ -43,7 +43,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_231,  # a contest of all calibrators; what a threshold rests on; noisy labels
     "src/isthmus/classification": 2_268,  # labels by the million as sparse rows; rankers of labels; DiSMEC
-    "src/isthmus/cli": 4_041,  # attach, calibrate-endpoint, encoder tune, learn; labels by the million
+    "src/isthmus/cli": 4_045,  # attach, calibrate-endpoint, encoder tune, learn; labels by the million
     "src/isthmus/config.py": 291,  # old keys are read for one release; single values as TOML; bytes
     "src/isthmus/corpora": 1_217,  # label sets with a long tail; the XMC sparse format
     "src/isthmus/demo": 669,  # the federation it sets up and measures, which was in service

@@ -42,6 +42,10 @@ def _learning(parser: argparse.ArgumentParser) -> None:
     )
     add(parser, "--seed", "of the folds (0)", type=whole(0), default=0)
     add(parser, "--multi", "any number of labels a text, out of very many (where a text has several)")
+    linked = (
+        "with --multi: labels are pages that texts link to; a text whose id is a label never has that label"
+    )
+    add(parser, "--links", linked)
     presets = "with --multi: default, or xcoretriev, the rank-fusion paper's two retrievers"
     add(parser, "--preset NAME", presets, choices=("default", "xcoretriev"), default="default")
     _deciding(parser)
@@ -206,9 +210,10 @@ def _multi(arguments: argparse.Namespace, data: LabelledTexts) -> bool:
     if arguments.multi or data.features is not None:
         return True
     if data.take(data.labelled).single:
-        if arguments.preset != "default":
-            key, value = "preset", arguments.preset
-            raise ConfigError("every text has one label: add --multi to use a preset", key=key, value=value)
+        if arguments.preset != "default" or arguments.links:
+            unused = "links" if arguments.links else "preset"
+            problem = f"every text has one label: add --multi to use --{unused}"
+            raise ConfigError(problem, key=unused, value=getattr(arguments, unused))
         return False
     from isthmus.cli.classify_multi import announce
 

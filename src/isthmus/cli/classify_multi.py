@@ -46,7 +46,7 @@ def evaluate(arguments: argparse.Namespace, data: LabelledTexts) -> None:
         )
         labels = classifier.matched(test)
         report = classifier.report(
-            classifier.predict(test.texts if test.features is None else test.features), labels
+            classifier.predict(test.texts if test.features is None else test.features, test.ids), labels
         )
     else:
         classifier = _classifier(arguments).fit(data)
@@ -86,7 +86,7 @@ def _answers(arguments: argparse.Namespace, classifier: MultiLabelClassifier) ->
 
     top = arguments.top or DEFAULT_TOP
     for ids, texts in stream_texts(arguments.texts, text=arguments.text):
-        everything = classifier.predict(texts)
+        everything = classifier.predict(texts, ids)
         expected = classifier.expected_labels(everything)
         chosen = classifier.decided(everything, arguments.precision) if arguments.precision else everything
         ends = chosen.indptr
@@ -141,6 +141,7 @@ def _classifier(arguments: argparse.Namespace) -> MultiLabelClassifier:
         encoder="latent" if arguments.encoder == "lsa" else arguments.encoder,
         folds=arguments.folds or 5,
         seed=arguments.seed,
+        links=arguments.links,
     )
 
 
