@@ -320,8 +320,8 @@ def long_line(path):
 
 
 def dictionary(path):
-    """A Parquet file of some kilobytes whose column is one long text a hundred thousand times."""
-    return parquet(path, {"id": [str(at) for at in range(100_000)], "text": ["tide " * 15_000] * 100_000})
+    """A Parquet file of some kilobytes whose column is one long text ten thousand times."""
+    return parquet(path, {"id": [str(at) for at in range(10_000)], "text": ["tide " * 15_000] * 10_000})
 
 
 def nested_mail(path):
