@@ -73,7 +73,6 @@ def _child(spawn: Any, work: Any, *arguments: Any) -> tuple[tuple[Any, Connectio
 
 
 def _hit(silo: str, number: int) -> dict[str, Any]:
-    """A hit as a node sends it."""
     why = [
         {"retriever": name, "raw": 7.25, "probability": 0.5, "weight": 0.6, "contribution": 0.123}
         for name in ("bm25", "dense")
@@ -81,31 +80,21 @@ def _hit(silo: str, number: int) -> dict[str, Any]:
     return {
         "document": f"{silo}/document-{number}",
         "silo": silo,
-        "probability": 1 / (number + 2 + sum(map(ord, silo)) % 7),
+        "probability": 1 / (number + 2),
         "score": 9.5 - number,
         "title": f"On the matter of number {number}",
         "snippet": "some forty words of text that the silo lets people see " * 4,
         "explanation": why,
-        "token": "",
-        "type": "",
-        "date": "",
-        "digest": "",
-        "also": [],
-        "ticket": "",
-        "access": [],
-        "link": "",
     }
 
 
 def _stand_in(silo: str) -> Any:
     told = {"silo": silo, "documents": 40000, "statistics": "", "took_ms": 1.0}
-    hits = [_hit(silo, number) for number in range(10)]
-    bodies = {k: json.dumps({**told, "hits": hits[:k]}).encode() for k in range(11)}
+    body = json.dumps({**told, "hits": [_hit(silo, number) for number in range(10)]}).encode()
+    head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        search = (await receive())["body"]
-        body = bodies[json.loads(search).get("k", 10) if search else 0]
-        head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await receive()
         await send({"type": "http.response.start", "status": 200, "headers": head})
         await send({"type": "http.response.body", "body": body})
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
 import time
 
 import httpx
@@ -16,7 +14,6 @@ from isthmus.service.api import broker_app
 from isthmus.service.breaker import Breaker
 from isthmus.service.broker import Broker, merge_hits
 from isthmus.service.certificates import Authority
-from isthmus.service.http_client import HttpReply
 from isthmus.service.security import PEER, ApiKeys
 from isthmus.service.settings import BreakerSettings, BrokerSettings, PageText, RequestLimits, SiloAddress
 from silo_stand_in import Loop, StandIn, answer, hit
@@ -521,80 +518,3 @@ def test_hits_with_an_engine_s_own_scores_take_turns_until_they_have_probabiliti
     assert [each.document for each in merged] == ["a9.0", "x0.9", "y0.5", "a8.0", "x0.8", "b7.0"]
     merged, _ = merge_hits([*hits, hit("x", 0.1, 0.7)], k=2, threshold=0, apart={"x", "y"})
     assert [each.document for each in merged] == ["x0.1", "a9.0"]
-
-
-class TestManySilos:
-    """More silos than hits: each is asked for few at first."""
-
-    NAMES = tuple(f"silo{number:02d}" for number in range(15))
-
-    def broker(self, folder, lists, deadline_ms=5000):
-        """A broker whose silos have these scores; what `k` each was asked for is in `.asked`."""
-        silos = {name: SiloAddress("http://127.0.0.1:1") for name in self.NAMES}
-        settings = BrokerSettings(folder=folder, silos=silos, deadline_ms=deadline_ms, share_statistics=False)
-        broker = Broker(settings)
-        broker.asked = {name: [] for name in self.NAMES}
-        for name, silo in broker.silos.items():
-            hits = [hit(name, n, None, score=score) for n, score in enumerate(lists[name] or ())]
-
-            async def ask(method, path, *, headers, body, name=name, hits=hits):
-                k = json.loads(body)["k"]
-                broker.asked[name].append(k)
-                if lists[name] is None:
-                    await asyncio.sleep(60)
-                return HttpReply(200, "application/json", json.dumps(answer(name, hits[:k])).encode())
-
-            silo.http.ask = ask
-        return broker
-
-    def lists(self, seed, lean):
-        """Scores of every silo, best first, with ties; the more lean, the more of the best in few silos."""
-        rng = random.Random(seed)
-        return {
-            name: sorted(
-                (round(rng.gauss(8 if rng.random() < lean and at < 2 else 0, 2), 1) for _ in range(size)),
-                reverse=True,
-            )
-            for at, name in enumerate(self.NAMES)
-            for size in [rng.choice((0, 1, 3, 4, 30))]
-        }
-
-    @pytest.mark.parametrize("lean", [0.0, 0.3, 1.0])
-    @pytest.mark.parametrize("page", [{"k": 10}, {"k": 5, "offset": 5}, {"k": 4}])
-    def test_hits_are_those_of_whole_lists(self, tmp_path, lean, page):
-        end = page["k"] + page.get("offset", 0)
-        for seed in range(5):
-            lists = self.lists(seed, lean)
-            broker = self.broker(tmp_path, lists)
-            result = asyncio.run(broker.search(wire.Search(query="tides", **page)))
-            hits = [
-                wire.Hit(**hit(name, n, None, score=score))
-                for name, scores in lists.items()
-                for n, score in enumerate(scores[:end])
-            ]
-            best, _ = merge_hits(hits, k=end, threshold=0.0)
-            assert [each.document for each in result.hits] == [
-                each.document for each in best[page.get("offset", 0) :]
-            ]
-            assert result.more == (len(hits) > end or any(len(each) >= end for each in lists.values()))
-            assert all(asked in ([3], [3, end]) for asked in broker.asked.values())
-
-    def test_only_silos_whose_few_are_all_shown_are_asked_again(self, tmp_path):
-        lists = {name: [1.0, 0.9, 0.8, 0.7] for name in self.NAMES} | {"silo03": [9.5 - n for n in range(9)]}
-        broker = self.broker(tmp_path, lists)
-        result = asyncio.run(broker.search(wire.Search(query="tides", k=10)))
-        assert [each.silo for each in result.hits[:9]] == ["silo03"] * 9
-        assert [name for name, asked in broker.asked.items() if len(asked) > 1] == ["silo03"]
-
-    def test_a_silo_that_hangs_costs_the_others_no_hits(self, tmp_path):
-        lists = {name: [] for name in self.NAMES} | {"silo03": [9.0 - n for n in range(9)], "silo04": None}
-        broker = self.broker(tmp_path, lists, deadline_ms=1000)
-        result = asyncio.run(broker.search(wire.Search(query="tides", k=10)))
-        assert len(result.hits) == 9
-        assert {each.status for each in result.silos if each.silo == "silo04"} == {"late"}
-
-    def test_a_threshold_counts_all_hits_below_it(self, tmp_path):
-        broker = self.broker(tmp_path, {name: [1.0] * 9 for name in self.NAMES})
-        result = asyncio.run(broker.search(wire.Search(query="tides", k=10, threshold=0.5)))
-        assert result.below == 9 * len(self.NAMES)
-        assert set(map(tuple, broker.asked.values())) == {(10,)}

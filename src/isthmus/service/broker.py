@@ -15,14 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from isthmus.errors import ConfigError, DataError, IsthmusError, Refused, SiloUnavailable
-from isthmus.learning import SearchModel
 from isthmus.service import wire
 from isthmus.service.breaker import Breaker
 from isthmus.service.certificates import client_context, server_name
@@ -69,10 +68,6 @@ GRACE = 0.05
 """Least seconds for which a silo on trial is waited for after all others have answered."""
 TRIED = 8
 """Searches of a silo on trial that are followed to their deadline after they were answered without it."""
-FEW = 3
-"""Hits that each silo is asked for at first, where more silos are asked than hits are wanted."""
-IN_FIRST = 0.5
-"""Share of the deadline after which silos are asked for more, whoever has not answered by then."""
 START_SECONDS = 0.5
 """How long the start waits to learn the silos' encoders; those that come later come all the same."""
 VIEW_SECONDS, FRESH_SECONDS = 2.0, 2.0
@@ -170,10 +165,10 @@ _Outcome = tuple[wire.SiloStatus, wire.NodeAnswer | None]
 _Asking = asyncio.Task[_Outcome]
 
 
-async def _wait(trusted: set[_Asking], trials: set[_Asking], question: _Question, share: float = 1.0) -> None:
-    """Until a share of the deadline, or all have answered but silos on trial: for those, that long again."""
+async def _wait(trusted: set[_Asking], trials: set[_Asking], question: _Question) -> None:
+    """Until the deadline, or all have answered but silos on trial: for those, that long again."""
     if trusted:
-        await asyncio.wait(trusted, timeout=share * question.left)
+        await asyncio.wait(trusted, timeout=question.left)
         limit = max(GRACE, question.seconds - question.left)
     else:
         limit = question.left  # nobody is held up
@@ -321,89 +316,47 @@ class Broker:
         deadline = request.deadline_ms or self.settings.deadline_ms
         self.models.refresh()
         model, version = self.models.model, self.models.version
-        end = min(request.offset + request.k, wire.MOST_HITS)  # further pages are empty
-        threshold = max(request.threshold, self.settings.threshold)
         question = _Question(
-            *_questions(request, query, deadline, k=end, several=len(silos) > 1),
+            *_questions(request, query, deadline, several=len(silos) > 1),
             {wire.ENCODER: self.encoder, wire.MODEL: version},
             deadline / 1000,
             patient=deadline >= self.settings.deadline_ms,
         )
-        if len(silos) > end > FEW and not threshold:  # with one, all hits below it count
-            few = replace(question, **_questions(request, query, deadline, k=FEW, several=True)._asdict())
-            used_up = partial(_used_up, model, version, end)
-            tasks = await self._ask_twice(silos, few, question, used_up)
-        else:
-            tasks = await self._ask_all(silos, question)
+        admitted = [silo for silo in silos if silo.breaker.admits()]
+        tasks = {silo.name: asyncio.create_task(self._ask(silo, question)) for silo in admitted}
+        try:
+            trials = {tasks[silo.name] for silo in admitted if not silo.breaker.trusted}
+            await _wait(set(tasks.values()) - trials, trials, question)
+        except asyncio.CancelledError:
+            for silo in admitted:
+                tasks[silo.name].cancel()
+                silo.breaker.dropped()
+            raise
         statuses, answers = self._outcomes(silos, tasks, question)
-        merged = _Merged.of(model, version, answers)
-        merger, groups = merged.merger, merged.groups
-        likely = [group for group in groups if (group[0].probability or 0.0) >= threshold]
-        uncalibrated = sum(first.probability is None for first, *_ in groups) if threshold > 0 else 0
+        merger = None if model is None else Merger.of(model, version, answers)
+        lists = [answer.hits if merger is None else merger.hits(answer) for answer in answers.values()]
+        apart = {status.silo for status in statuses if status.scorer == ENGINE}
+        merged = group_copies(in_order(lists, last=_odd_ones(statuses), apart=apart))
+        threshold = max(request.threshold, self.settings.threshold)
+        likely = [group for group in merged if (group[0].probability or 0.0) >= threshold]
+        uncalibrated = sum(first.probability is None for first, *_ in merged) if threshold > 0 else 0
+        end = min(request.offset + request.k, wire.MOST_HITS)
         self._searches.add(found="yes" if likely else "no")
         return wire.Answer.model_construct(
             hits=[folded(group) for group in likely[request.offset : end]],
             silos=statuses,
             threshold=threshold,
-            below=len(groups) - len(likely),
+            below=len(merged) - len(likely),
             without_probability=uncalibrated,
             model="" if merger is None else merger.version,
             unlike=merger is not None and merger.unlike,
             understood=understood_query(query, unknown_silos(query, self.silos)),
             offset=request.offset,
-            more=end < wire.MOST_HITS
-            and (len(likely) > end or has_more(merged.lists.values(), end, threshold)),
+            more=end < wire.MOST_HITS and (len(likely) > end or has_more(lists, end, threshold)),
             facets=facets_of(answers) if request.facets else None,
             suggestion=suggestion_of(request.query, answers) if request.suggest else None,
             took_ms=round((time.monotonic() - question.began) * 1000, 1),
         )
-
-    async def _ask_all(
-        self, silos: Iterable[SiloClient], question: _Question, share: float = 1.0
-    ) -> dict[str, _Asking]:
-        """Ask silos whose breakers allow it, and wait for them; see `_wait`."""
-        admitted = [silo for silo in silos if silo.breaker.admits()]
-        tasks = {silo.name: asyncio.create_task(self._ask(silo, question)) for silo in admitted}
-        try:
-            trials = {tasks[silo.name] for silo in admitted if not silo.breaker.trusted}
-            await _wait(set(tasks.values()) - trials, trials, question, share)
-        except asyncio.CancelledError:
-            self._drop(tasks)
-            raise
-        return tasks
-
-    async def _ask_twice(
-        self,
-        silos: Iterable[SiloClient],
-        few: _Question,
-        question: _Question,
-        used_up: Callable[[Mapping[str, wire.NodeAnswer]], list[str]],
-    ) -> dict[str, _Asking]:
-        """Ask silos for few hits, and those for all whose few are all among the best: each has its hits in
-        order, so that others have none there. What would not be shown is not read, sent or counted."""
-        tasks = await self._ask_all(silos, few, IN_FIRST)
-        outcomes = {name: task.result()[1] for name, task in tasks.items() if task.done()}
-        names = used_up({name: answer for name, answer in outcomes.items() if answer is not None})
-        again = {name: asyncio.create_task(self._ask(self.silos[name], question)) for name in names}
-        late = {tasks[name] for name in tasks.keys() - outcomes.keys() if self.silos[name].breaker.trusted}
-        try:
-            await _wait(late | set(again.values()), set(), question)
-        except asyncio.CancelledError:
-            self._drop(tasks)
-            self._drop(again)
-            raise
-        for name, task in again.items():
-            if not task.done():
-                _give_up(self.silos[name], task, question, others=True)
-            elif task.result()[1] is not None:  # else what it has answered first stands
-                tasks[name] = task
-        return tasks
-
-    def _drop(self, tasks: Mapping[str, _Asking]) -> None:
-        """Stop asking, for a search that was cancelled."""
-        for name, task in tasks.items():
-            task.cancel()
-            self.silos[name].breaker.dropped()
 
     def _outcomes(
         self, silos: Iterable[SiloClient], tasks: Mapping[str, asyncio.Task[_Outcome]], question: _Question
@@ -634,60 +587,30 @@ def merge_hits(
     return selected[:k], len(every) - len(selected)
 
 
-def _odd_ones(answers: Mapping[str, wire.NodeAnswer]) -> set[str]:
+def _odd_ones(statuses: Iterable[wire.SiloStatus]) -> set[str]:
     """The silos that scored otherwise than most; of two ways as frequent, otherwise than the hybrid."""
-    scorers = {silo: answer.scorer or "bm25" for silo, answer in answers.items() if answer.scorer != ENGINE}
+    scorers = {
+        status.silo: status.scorer or "bm25"
+        for status in statuses
+        if status.status == "answered" and status.scorer != ENGINE
+    }
     counts = Counter(scorers.values())
     usual = max(counts, key=lambda scorer: (counts[scorer], scorer == "hybrid"), default="")
     return {silo for silo, scorer in scorers.items() if scorer != usual}
 
 
-@dataclass(frozen=True)
-class _Merged:
-    """Answers as one list: every silo's hits, and all in order, copies together."""
-
-    merger: Merger | None
-    lists: Mapping[str, list[wire.Hit]]
-    groups: list[list[wire.Hit]]
-
-    @classmethod
-    def of(cls, model: SearchModel | None, version: str, answers: Mapping[str, wire.NodeAnswer]) -> _Merged:
-        """With the probabilities of the model in use, if there is one."""
-        merger = None if model is None else Merger.of(model, version, answers)
-        lists = {
-            silo: answer.hits if merger is None else merger.hits(answer) for silo, answer in answers.items()
-        }
-        apart = {silo for silo, answer in answers.items() if answer.scorer == ENGINE}
-        return cls(
-            merger, lists, group_copies(in_order(lists.values(), last=_odd_ones(answers), apart=apart))
-        )
-
-
-def _used_up(
-    model: SearchModel | None, version: str, end: int, answers: Mapping[str, wire.NodeAnswer]
-) -> list[str]:
-    """The silos whose few hits end among the first `end`: they may have more that belong there."""
-    merged = _Merged.of(model, version, answers)
-    best = {id(hit) for group in merged.groups[:end] for hit in group}
-    return [silo for silo, hits in merged.lists.items() if len(hits) >= FEW and id(hits[-1]) in best]
-
-
-class _Bodies(NamedTuple):
-    """A search as JSON: for any node, and for those that know what came with this release."""
-
-    body: bytes
-    extended: bytes
-
-
-def _questions(request: wire.Search, query: ParsedQuery, deadline: int, *, k: int, several: bool) -> _Bodies:
+def _questions(
+    request: wire.Search, query: ParsedQuery, deadline: int, *, several: bool
+) -> tuple[bytes, bytes]:
     """The search as JSON for nodes, without the threshold: the broker applies it, to count the hits below.
 
     Then the same with what only nodes of this release know: what narrows a search is sent to all, since
     hits that do not meet it are no answer; the rest to those that know it.
     """
+    depth = min(request.offset + request.k, wire.MOST_HITS)  # further pages are empty
     payload: dict[str, Any] = {
         "query": query.words,
-        "k": k,
+        "k": depth,
         "deadline_ms": deadline,
         "explain": request.explain,
     }
@@ -695,4 +618,4 @@ def _questions(request: wire.Search, query: ParsedQuery, deadline: int, *, k: in
         payload["only"] = narrowing_of(query)
     extras = {"matches": request.facets, "suggest": request.suggest, "fold": several}
     extended = {**payload, **{name: True for name, is_wanted in extras.items() if is_wanted}}
-    return _Bodies(json.dumps(payload).encode(), json.dumps(extended).encode())
+    return json.dumps(payload).encode(), json.dumps(extended).encode()

@@ -140,6 +140,10 @@ class JoinedWrites:
         self._flush()
         self._transport.close()
 
+    def is_closing(self) -> bool:
+        """Whether it is closed or about to be."""
+        return self._transport.is_closing()
+
 
 class PeerProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol within limits, with the other side's verified certificate in every scope."""

@@ -485,7 +485,8 @@ async def _while_connected(work: Awaitable[None], connection: Visitor, exchange:
         task.uncancel()
         exchange.status = ABANDONED
     finally:
-        connection.lost = None
+        if connection.lost is lost:  # the next request over it may have begun
+            connection.lost = None
         gone.set()
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.encoders import CrossEncoder, load_cross_encoder
-from isthmus.engines import ANY, CannotNarrow, Constraints, EmbeddedEngine, Matches
+from isthmus.engines import ANY, CannotNarrow, Constraints, Matches
 from isthmus.errors import DataError
 from isthmus.features import NAMES
 from isthmus.learning import LIST, SearchModel
@@ -76,8 +76,6 @@ BY_DATE = "date"
 DAY = 86_400
 UNDATED = -1e12
 """The score there of documents without a date."""
-PER_HIT = 10
-"""Candidates for every hit that is wanted, where BM25 alone orders them."""
 _QUERY = "q"
 _SURE = 1e-9
 
@@ -317,8 +315,7 @@ class Searcher:
             if not wanted.query.strip() and not _prefixes(only):
                 hits = self._newest(snapshot, wanted, only or ANY, display)
                 return answer(hits, scorer=BY_DATE, **self._extras(snapshot, wanted, only or ANY, (), extras))
-            depth = self._depth(wanted.k, model)
-            candidates = self._candidates(snapshot, wanted.query, only, depth)
+            candidates = self._candidates(snapshot, wanted.query, only)
         except CannotNarrow as error:
             return answer([], detail=str(error))
         if self.scorer.comparable and encoder not in ("", snapshot.encoder.fingerprint):
@@ -446,17 +443,10 @@ class Searcher:
         pairs = [(finite(shares[at]), finite(cosines[at])) for at in best.tolist()]
         return {"model": own, "retrieved": pairs, **_of_query(snapshot, candidates)}
 
-    def _depth(self, k: int, model: str) -> int:
-        """Candidates of each retriever: fewer for few hits, where nothing but BM25 orders them."""
-        alone = isinstance(self.scorer, Bm25Scorer) and isinstance(self.index.engine, EmbeddedEngine)
-        return min(self.depth, PER_HIT * k) if alone and not model else self.depth
-
-    def _candidates(
-        self, snapshot: Snapshot, query: str, only: Constraints | None = None, depth: int | None = None
-    ) -> QueryCandidates:
+    def _candidates(self, snapshot: Snapshot, query: str, only: Constraints | None = None) -> QueryCandidates:
         """The best of every retriever; of a cross-encoder too where the scorer joins its list."""
         instead = () if only is None or query.strip() else expanded(only.prefixes, snapshot.reader)
-        candidates = snapshot.find(query, depth or self.depth, only, instead=instead)
+        candidates = snapshot.find(query, self.depth, only, instead=instead)
         cross = self.scorer.cross if isinstance(self.scorer, FuserScorer) else None
         if cross is None or not len(candidates):
             return candidates
