@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,26 @@ def test_sparse_arrays_come_back_from_disk(tmp_path: Path) -> None:
     again = sparse_of("labels", read_arrays(tmp_path / "a.npz"))
     assert again.dtype == bool
     assert (again.toarray() == labels.toarray()).all()
-    (tmp_path / "a.npz").write_bytes(b"half")
-    with pytest.raises(DataError, match="no arrays"):
-        read_arrays(tmp_path / "a.npz")
+
+
+def test_arrays_that_are_cut_packed_or_point_beyond_themselves_are_refused(tmp_path: Path) -> None:
+    file, arrays = tmp_path / "a.npz", sparse_arrays("labels", from_lists([[1], [0, 2]], 3))
+    write_arrays(file, **arrays)
+    for content in (b"half", file.read_bytes()[:-30], b""):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match="no arrays"):
+            read_arrays(file)
+    np.savez_compressed(file, zeros=np.zeros(10**6))
+    with pytest.raises(DataError, match="unpacks to more"):
+        read_arrays(file)
+    with pytest.raises(DataError, match="no sparse matrix"):
+        sparse_of("labels", arrays | {"labels.indices": np.array([1, 0, 7], dtype=np.int32)})
+
+
+def test_a_fit_of_other_folds_begins_anew() -> None:
+    data = labelled(20, 5)
+    folds = [replace(data, folds=np.arange(20) % 2), replace(data, folds=np.arange(20) % 4), data]
+    assert len({MultiLabelClassifier()._fingerprint(each) for each in folds}) == 3
 
 
 def listed(matrix: Sparse) -> list[dict[int, float]]:

@@ -105,3 +105,11 @@ def test_a_cut_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.gz").write_bytes(gzip.compress(SMALL.encode() * 50)[:-20])
     with pytest.raises(DataError, match="cut or damaged"):
         read_xmc(tmp_path / "cut.gz")
+
+
+def test_a_number_without_end_is_an_error_of_its_line(tmp_path):
+    file = tmp_path / "rows.txt"
+    for row in (b"0 " + b"1" * 100_000 + b":1", b"0 1:" + b"1" * 100_000, b"1" * 100_000 + b" 1:1"):
+        file.write_bytes(b"1 5 5\n" + row + b"\n")
+        with pytest.raises(DataError, match="a row is"):
+            read_xmc(file)

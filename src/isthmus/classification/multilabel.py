@@ -112,7 +112,7 @@ class HeldOutLabels:
     """The band of every stored entry, by the training texts of its fold."""
     names: tuple[str, ...]
 
-    @property
+    @cached_property
     def hits(self) -> NDArray[np.bool_]:
         """Which stored entries are right."""
         return CandidateTable.rows_of(self.probabilities).hits(self.labels)
@@ -145,10 +145,10 @@ class HeldOutLabels:
                     values[band] = np.inf
         return values
 
-    def decision(self, precision: float) -> dict[str, Any]:
-        """For a wanted precision: thresholds by band, how often labels at or above them were right, and the
-        share of texts that have none."""
-        thresholds, hits = self.thresholds(precision), self.hits
+    def decision(self, precision: float, thresholds: FloatArray | None = None) -> dict[str, Any]:
+        """For a wanted precision: thresholds by band, of these texts or of others, how often labels at or
+        above them were right, and the share of texts that have none."""
+        thresholds, hits = self.thresholds(precision) if thresholds is None else thresholds, self.hits
         passing = self.probabilities.data >= thresholds[self.bands]
         rows = [
             {
@@ -375,8 +375,11 @@ class MultiLabelClassifier:
         digest = hashlib.blake2b(json.dumps([FORMAT, self._settings()]).encode(), digest_size=16)
         for text in (*data.ids, *data.texts, *data.names, *data.descriptions):
             digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+        if self.encoder != LATENT:
+            digest.update(load_encoder(self.encoder).fingerprint.encode())
         matrices = [data.labels, *([] if data.features is None else [data.features])]
-        for array in [part for each in matrices for part in (each.indptr, each.indices, each.data)]:
+        arrays = [part for each in matrices for part in (each.indptr, each.indices, each.data)]
+        for array in [*arrays, *([] if data.folds is None else [data.folds])]:
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
@@ -452,6 +455,12 @@ class MultiLabelClassifier:
         table = CandidateTable.rows_of(probabilities)
         passing = probabilities.data >= least[table.label]
         return table.take(passing).filled(probabilities.data[passing])
+
+    def decision(self, probabilities: Sparse, labels: Sparse, precision: float) -> dict[str, Any]:
+        """What the thresholds of texts held out come to on other texts."""
+        bands = self.label_bands_[probabilities.indices]
+        judged = HeldOutLabels(probabilities, labels, bands, self.bands_.names)
+        return judged.decision(precision, self.held_out_.thresholds(precision))
 
     @cached_property
     def label_bands_(self) -> IntArray:
@@ -536,12 +545,12 @@ def load_multilabel(folder: str | PathLike[str]) -> MultiLabelClassifier:
         classifier.rankers_ = {
             name: _load_ranker(home / f"model-ranker-{at}") for at, name in enumerate(about["rankers"])
         }
+        classifier.space_ = TextSpace.load(home / "model-space")
+        classifier.fusion_ = LabelFusion.load(home / "model-fusion")
+        classifier.held_out_ = HeldOutLabels.load(home / "model-held-out")
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, (ConfigError, DataError)):
             raise
         cure = "give the folder that isthmus classify fit wrote"
         raise DataError(f"no classifier: {error}", file=home / "classifier.json", cure=cure) from None
-    classifier.space_ = TextSpace.load(home / "model-space")
-    classifier.fusion_ = LabelFusion.load(home / "model-fusion")
-    classifier.held_out_ = HeldOutLabels.load(home / "model-held-out")
     return classifier

@@ -11,6 +11,8 @@ Nothing of size texts × labels is ever made: a ranker works on `BATCH` texts, a
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from scipy.sparse import csr_array, vstack
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import DataError
 from isthmus.files import replacing
+from isthmus.tables import PLAIN, Unpacker
 
 BATCH = 1_024
 """Texts that are ranked at once."""
@@ -184,11 +187,17 @@ def write_arrays(file: Path, **arrays: NDArray[Any]) -> None:
 
 
 def read_arrays(file: Path) -> dict[str, NDArray[Any]]:
-    """What `write_arrays` wrote."""
+    """What `write_arrays` wrote: numbers and words that take no more than the file does."""
     try:
-        with np.load(file, allow_pickle=False) as stored:
-            return dict(stored)
-    except (OSError, ValueError, EOFError, KeyError) as error:
+        unpacker = Unpacker(file.stat().st_size)
+        with zipfile.ZipFile(file) as stored:
+            return {
+                part.filename.removesuffix(".npy"): unpacker.array(
+                    stored.open(part), part.file_size, kinds=PLAIN + "U"
+                )
+                for part in stored.infolist()
+            }
+    except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"no arrays: {error}", file=file, cure="fit again") from None
 
 
@@ -205,4 +214,9 @@ def sparse_of(name: str, arrays: dict[str, NDArray[Any]]) -> Sparse:
     data, indices, indptr, shape = (
         arrays[f"{name}.{part}"] for part in ("data", "indices", "indptr", "shape")
     )
-    return csr_array((data, indices, indptr), shape=(int(shape[0]), int(shape[1])))
+    try:
+        matrix = csr_array((data, indices, indptr), shape=(int(shape[0]), int(shape[1])))
+        matrix.check_format(full_check=True)  # else products read beyond their arrays
+    except (ValueError, IndexError, TypeError) as error:
+        raise DataError(f"no sparse matrix {name}: {error}", cure="fit again") from None
+    return matrix

@@ -32,7 +32,9 @@ Line = tuple[Block, int, bytes]
 """The block that a line is from, its number and its text."""
 
 _HEADER = re.compile(rb"\s*(\d{1,12})\s+(\d{1,12})\s+(\d{1,12})\s*")
-_ROW = re.compile(rb"(\d++(?:,\d++)*+)?((?: ++\d++:[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?)*+) *+\r?")
+_DIGITS = r"\d{1,40}+"  # all numbers of a block are as wide as its longest
+_VALUE = rf"[+-]?(?:{_DIGITS}\.?\d{{0,40}}+|\.{_DIGITS})(?:[eE][+-]?\d{{1,4}}+)?"
+_ROW = re.compile(rf"({_DIGITS}(?:,{_DIGITS})*+)?((?: ++{_DIGITS}:{_VALUE})*+) *+\r?".encode())
 _CURE = "a row is: label,label feature:value feature:value"
 
 
