@@ -30,7 +30,6 @@ from isthmus.engines import (
     embedded,
     growing,
     lead_end,
-    rows,
 )
 from isthmus.engines.embedded import Generation
 from isthmus.engines.vector_folders import VectorFolders
@@ -39,11 +38,8 @@ from isthmus.retrieval import BM25, FIELD_TABLES, TEXT, summed
 from isthmus.service.candidates import Snapshot
 from isthmus.service.encoding import NoQueries
 from isthmus.service.index import Index
-from isthmus.service.scoring import Bm25Scorer
-from isthmus.service.searching import Searcher
 from isthmus.service.settings import EncoderSettings
 from isthmus.service.stores import Draft, SqliteStore
-from isthmus.service.wire import Search
 from isthmus.tables import Documents, Queries
 
 WORDS = ("red apples and green pears by the waves of a sea with iron bridges over long rivers").split()  # noqa: SIM905
@@ -356,13 +352,6 @@ def test_after_a_failure_that_nobody_made_good_the_index_opens_as_it_was(tmp_pat
     again.close()
 
 
-def test_terms_of_long_documents_are_bisected_for_the_same_counts(engine, monkeypatch):
-    changes = [*texts(60), Change("empty", 61, False, "", "")]
-    engine.apply(changes)
-    monkeypatch.setattr(rows, "MOST_COMPARED", 0)
-    same(engine.reader, ExactReader(changes))
-
-
 def test_a_document_that_is_gone_has_no_id_and_no_counts(engine):
     engine.apply([*texts(5), Change("d0002", 6, True, "", "")])
     for read in (engine.reader.ids, engine.reader.terms, lambda rows: engine.reader.counts(rows, ["pear"])):
@@ -466,25 +455,6 @@ def test_merged_silos_are_one_central_index_over_either_store(tmp_path, request,
         run = central.search(Queries(("q",), (query,), np.zeros(1, int), ("test",)), 20)
         expected = list(zip(run.scores.tolist(), run.documents.tolist(), strict=True))
         assert sorted(merged, reverse=True)[:20] == expected
-
-
-def test_few_hits_are_the_first_of_many(tmp_path):
-    """Where BM25 alone orders them, few hits have few candidates."""
-    store = SqliteStore(tmp_path / "documents.db")
-    store.put(drafts(list(texts(600, longest=12))))
-    index = Index(tmp_path / "index", store, encoder=EncoderSettings("none"))
-    index.catch_up()
-    searcher = Searcher("silo", index, store, Bm25Scorer(), depth=100)
-
-    def documents(query, k):
-        return [hit.document for hit in searcher.search(Search(query=query, k=k), snippets=False).hits]
-
-    for query in ("pears", "green bridges rivers", "the sea and the sea pears", "the of and"):
-        assert len(documents(query, 50)) == 50
-        for k in (1, 3, 10):
-            assert documents(query, k) == documents(query, 50)[:k]
-    index.close()
-    store.close()
 
 
 WRITER = """

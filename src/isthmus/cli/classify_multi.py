@@ -45,15 +45,9 @@ def evaluate(arguments: argparse.Namespace, data: LabelledTexts) -> None:
             else _classifier(arguments).fit(data.split("train"))
         )
         labels = classifier.matched(test)
-<<<<<<< HEAD
-        report = classifier.report(
-            classifier.predict(test.texts if test.features is None else test.features, test.ids), labels
-        )
-=======
         predicted = classifier.predict(test.texts if test.features is None else test.features, test.ids)
         report = classifier.report(predicted, labels)
         decision = classifier.decision(predicted, labels, arguments.precision)
->>>>>>> d081834 (Saved classifiers: arrays take no more than their file, point nowhere else, and a folder of others is left alone; what is judged is decided on the texts judged)
     else:
         classifier = _classifier(arguments).fit(data)
         report = classifier.report()

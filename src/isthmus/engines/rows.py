@@ -45,8 +45,6 @@ DOCUMENT = np.dtype(
 FILES = {"documents": DOCUMENT, "terms": np.dtype("<i4"), "counts": COUNTS, "ids": np.dtype("u1")}
 SAVED_AFTER = 1 << 20
 """Terms of new documents after which totals are saved, or an eighth of all."""
-MOST_COMPARED = 1 << 15
-"""Terms of candidates times words of a query up to which all are compared: fewer steps than bisecting."""
 BLOCK = 2_000
 """Documents whose terms are counted at once: what that takes is in the processor's caches."""
 
@@ -108,31 +106,19 @@ class RowsView:
         """How often documents have words."""
         packed = np.zeros((len(words), len(rows)), dtype=np.int64)  # counts of a word are 8 bytes
         if packed.size and len(self.terms):
-            place, has = self._places(rows, self.codes(words).astype(np.int32))
+            place, has = self._bisected(rows, self.codes(words).astype(np.int32))
             packed[has] = self.counts.view(np.int64).take(place[has])
         of_word = packed.view(COUNTS)
         title, lead, body = (of_word[name].astype(np.int32).T for name in COUNTS.names or ())
         documents = self.documents
         return WordCounts(title, body, lead, documents["lengths"][rows], documents["distinct"][rows])
 
-    def _places(self, rows: IntArray, codes: NDArray[np.int32]) -> tuple[IntArray, Mask]:
-        """Where each code stands among each document's terms, if it does."""
+    def _bisected(self, rows: IntArray, codes: NDArray[np.int32]) -> tuple[IntArray, Mask]:
+        """Where each code stands among each document's terms, if it does: bisected for all at once."""
         starts, wanted = self._starts("terms", rows), codes[:, None]
         sizes = self.documents["terms"][rows] - starts
-        width = int(sizes.max())
-        if len(codes) * len(rows) * width > MOST_COMPARED:
-            return self._bisected(starts, sizes, wanted)
-        block = self.terms.take(starts[:, None] + np.arange(width), mode="clip")
-        at = (block == wanted[:, :, None]).argmax(axis=2) if width else np.zeros((len(codes), len(rows)), int)
-        place = starts + at
-        return place, (self.terms.take(place, mode="clip") == wanted) & (at < sizes)
-
-    def _bisected(
-        self, starts: IntArray, sizes: IntArray, wanted: NDArray[np.int32]
-    ) -> tuple[IntArray, Mask]:
-        """The same in documents of many terms: bisected for all at once."""
         is_empty = sizes == 0
-        place = np.tile(starts - 1, (len(wanted), 1))
+        place = np.tile(starts - 1, (len(codes), 1))
         for _ in range(int(sizes.max() - 1).bit_length()):  # it is among the `sizes` terms after `place`
             half = sizes >> 1
             probe = place + half

@@ -53,9 +53,6 @@ class Visitor:
     known: bool = False
     """Whether a request over it had a valid key or a known certificate."""
     busy: bool = False
-    is_gone: bool = False
-    lost: Callable[[], object] | None = None
-    """Called when the other side goes while a request of it is answered."""
 
 
 class Door:
@@ -112,39 +109,6 @@ class TooLarge(Exception):
     """More header than is allowed."""
 
 
-class JoinedWrites:
-    """A transport that writes the head of an answer together with what follows at once: one record of TLS,
-    one system call, and the other side wakes up once."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
-        self._head: bytes | None = None
-        self._has_begun = False
-
-    def write(self, data: bytes) -> None:
-        """Write, but for the first bytes, which wait for the next ones or the loop's next turn."""
-        if self._has_begun:
-            head, self._head = self._head, None
-            self._transport.write(data if head is None else head + data)
-        else:
-            self._head, self._has_begun = data, True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        head, self._head = self._head, None
-        if head is not None:
-            self._transport.write(head)
-
-    def close(self) -> None:
-        """Close, once all is written."""
-        self._flush()
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        """Whether it is closed or about to be."""
-        return self._transport.is_closing()
-
-
 class PeerProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol within limits, with the other side's verified certificate in every scope."""
 
@@ -176,9 +140,6 @@ class PeerProtocol(HttpToolsProtocol):
         self._cancel_write_timeout()
         if self._visitor is not None:
             self._door.left(self._visitor)
-            self._visitor.is_gone = True
-            if self._visitor.lost is not None:
-                self._visitor.lost()
 
     def data_received(self, data: bytes) -> None:
         if self._reading != "body":
@@ -233,7 +194,6 @@ class PeerProtocol(HttpToolsProtocol):
         assert self._visitor is not None
         self._visitor.busy = True
         super().on_headers_complete()
-        self.cycle.transport = JoinedWrites(self.transport, self.loop)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

@@ -31,7 +31,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -42,9 +42,6 @@ from isthmus.errors import Refused, ServiceError
 from isthmus.service.security import CONNECTION, PEER, WARN_DAYS, Caller, Gate, Once, WrongKey
 from isthmus.service.settings import LOOPBACK, RequestLimits
 from isthmus.service.wire import KEY_EXPIRES, PROBLEM_TYPE, moment
-
-if TYPE_CHECKING:
-    from isthmus.service.connections import Visitor
 
 CALLER, NOTE = "isthmus.caller", "isthmus.note"
 """Where in a scope the caller is, and a dict whose entries go into the access log."""
@@ -446,9 +443,6 @@ async def _body(scope: Scope, receive: Receive, limit: int) -> bytes:
 
 async def _while_awaited(work: Awaitable[None], receive: Receive, exchange: _Exchange) -> None:
     """Run the app until it has answered or nobody waits for the answer any more."""
-    connection = exchange.scope.get(CONNECTION)
-    if connection is not None:
-        return await _while_connected(work, connection, exchange)
     running = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(receive())  # after the body, all that can come is the end
     try:
@@ -463,31 +457,6 @@ async def _while_awaited(work: Awaitable[None], receive: Receive, exchange: _Exc
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
-
-
-async def _while_connected(work: Awaitable[None], connection: Visitor, exchange: _Exchange) -> None:
-    """The same over a connection that says by itself when it is lost: without a task that waits for that."""
-    task, gone = asyncio.current_task(), exchange.scope[GONE]
-
-    def lost() -> None:
-        gone.set()
-        if task is not None:
-            task.cancel()
-
-    connection.lost = lost
-    if connection.is_gone:
-        lost()
-    try:
-        await work
-    except asyncio.CancelledError:
-        if not gone.is_set() or task is None:
-            raise
-        task.uncancel()
-        exchange.status = ABANDONED
-    finally:
-        if connection.lost is lost:  # the next request over it may have begun
-            connection.lost = None
-        gone.set()
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
