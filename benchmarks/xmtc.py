@@ -68,12 +68,12 @@ def main() -> list[dict[str, Any]]:
     """The rows of the table."""
     from sklearn.svm import LinearSVC
 
-    from isthmus.classification.linear import squared_hinge
+    from isthmus.classification.linear import _narrow, squared_hinge
 
     data = read_set("pydocs-modules")
     source = TextSpace.fit(data.texts, dimensions=0)
     texts = source.rows(data.texts)
-    rows = weighed(texts, source.rarity).astype(np.float64)
+    rows = _narrow(weighed(texts, source.rarity))
     order = np.argsort(label_counts(data.labels))
     right = data.labels.tocsc()[:, order[:: len(order) // 20]].toarray()
     ours = theirs = 0.0
