@@ -102,6 +102,7 @@ def test_several_labels_folds_and_splits(tmp_path: Path) -> None:
         ("text,label\na,b\n", "1 labels"),
         ("text,label\na,b,c\n", "not 2 columns"),
         ("text,label\n", "no rows"),
+        ("\ufeff", "no rows"),
     ],
 )
 def test_what_cannot_be_learned_from_is_refused(tmp_path: Path, body: str, message: str) -> None:

@@ -323,7 +323,7 @@ class MultiLabelClassifier:
             learned = parts != parts[inside[0]]
             space = self.space_.directed(texts.take(learned), seed=self.seed)
             queries, known, own = map(space.turned, (texts.take(inside), texts.take(learned), documents))
-            bands.append(self.bands_.of(label_counts(data.labels[learned])))
+            bands.append(self._bands_of(label_counts(data.labels[learned])))
             fold = []
             for number, ranker in enumerate(rankers.values()):
                 learner = _Learner(ranker, known, data.labels[learned], own)
@@ -465,7 +465,11 @@ class MultiLabelClassifier:
     @cached_property
     def label_bands_(self) -> IntArray:
         """The band of every label: as frequent as it was, in proportion, where curves were learned."""
-        return self.bands_.of(np.ceil(self.counts_ * self.share_)).astype(np.int64)
+        return self._bands_of(np.ceil(self.counts_ * self.share_)).astype(np.int64)
+
+    def _bands_of(self, counts: IntArray) -> NDArray[np.int8]:
+        """The bands of labels with these counts; xCoRetriev splits once, by all training texts."""
+        return self.bands_.of(self.counts_ if self.preset == "xcoretriev" else counts)
 
     def _check(self) -> None:
         if not hasattr(self, "rankers_"):

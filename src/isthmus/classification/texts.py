@@ -227,7 +227,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             yield {str(key).lower(): value for key, value in record.items()}
         return
     mark = "\t" if path.suffix.lower() == ".tsv" else ","
-    header = next(lines)
+    header = next(lines, "")
     _check_separator(header, mark, path)
     reader = csv.DictReader(chain((header,), lines), delimiter=mark)
     try:
