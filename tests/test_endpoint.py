@@ -273,7 +273,8 @@ def test_a_node_whose_endpoint_is_away_starts_and_answers_by_words(tmp_path, int
         wait_for(lambda: node.index.unencoded == 0)
         wait_for(lambda: not node.searcher.search(Search(query="tidal"), snippets=False).detail)
         wait_for(lambda: (sums := node.score_sums("broker")) is not None and sums.dense.count)
-    assert caplog.text.count("searched by words alone until the encoder answers again") == 1
+    warnings = caplog.text.count("searched by words alone until the encoder answers again")
+    assert warnings in (1, 2), "a query that was under way may fail after another was answered"
 
 
 def test_what_was_encoded_before_a_failure_stays(tmp_path, interface, monkeypatch):
