@@ -19,7 +19,7 @@ from functools import partial
 from itertools import product
 from math import inf
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from isthmus.learning import (
 )
 from isthmus.report import Page, Section, Table
 from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit
-from isthmus_reproduce.search.experiment import BEFORE, LEARNED, Outcome, present
+from isthmus_reproduce.search.experiment import ALL, BEFORE, LEARNED, Config, Outcome, present
 from isthmus_reproduce.search.learned import FOREIGN, OTHER, Ranking, Study, first_hits
 from isthmus_reproduce.search.world import MEASURE, SHOWN, World, encoder_of, federation
 
@@ -73,17 +73,6 @@ Results = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Config:
-    """What to choose for: collections with commas between, or all that are here; by words, and with an
-    encoder if one is named."""
-
-    data: str = "all"
-    scale: Literal["smoke", "full"] = "full"
-    seed: int = 0
-    encoder: str = ""
-
-
-@dataclass(frozen=True)
 class Part:
     """A unit of work: all alternatives of one kind on one collection."""
 
@@ -93,8 +82,9 @@ class Part:
 
 
 def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None = None) -> Reproduction:
-    """Compute what is missing in the folder, and write the report."""
-    names = tuple(present()) if config.data == "all" else tuple(config.data.split(","))
+    """Compute what is missing in the folder, by words and with an encoder if one is named, and write the
+    report; collections have commas between."""
+    names = tuple(present()) if config.data == ALL else tuple(config.data.split(","))
     if len(names) < 2:
         raise ConfigError("no other collection to choose by", key="data", value=config.data, expected="two")
     notebook = Notebook(out, config)
