@@ -56,7 +56,7 @@ def test_no_generated_request_breaks_the_api(broker, soak_count):
         ways = [operation.as_strategy(generation_mode=mode) for mode in kinds]
         each = wanted // len(asked) + 1
 
-        @settings(max_examples=each, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        @settings(max_examples=each, deadline=None, suppress_health_check=list(HealthCheck))
         @given(case=st.one_of(ways))
         def holds(case):
             cases[0] += 1

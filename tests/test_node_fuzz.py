@@ -61,7 +61,7 @@ def test_no_generated_request_breaks_a_node(node, soak_count):
         ways = [operation.as_strategy(generation_mode=mode) for mode in kinds]
         each = soak_count(12, 800) if varied else 2
 
-        @settings(max_examples=each, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        @settings(max_examples=each, deadline=None, suppress_health_check=list(HealthCheck))
         @given(case=st.one_of(ways))
         def holds(case):
             sent = headers | message_header()

@@ -79,7 +79,9 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 DocumentId = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, pattern=r"^[^\x00-\x1f\x7f]+$")]
 HitToken = Annotated[str, Field(max_length=LONGEST_TOKEN, pattern=r"^[A-Za-z0-9_-]*$")]
-QueryText = Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY, pattern=r"\S")]
+# Dialects of patterns differ in what is white: all that any of them calls so is named.
+_NOT_WHITE = r"[^\s\u001c-\u001f\u0085\ufeff]"
+QueryText = Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY, pattern=_NOT_WHITE)]
 Fingerprint = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9._-]*$")]
 """Names an encoder's vectors: equal ones encode equal texts alike. It travels in a header."""
 Cursor = Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]*$")]
