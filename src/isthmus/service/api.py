@@ -33,6 +33,7 @@ from isthmus.service.count_routing import count_matches
 from isthmus.service.learning_runs import LearningRuns
 from isthmus.service.limits import CALLER, NOTE, WRONG_KEY, HttpProblem, Protect, Surface, names_of
 from isthmus.service.metrics import CONTENT_TYPE
+from isthmus.service.people import Person
 from isthmus.service.security import SCOPES, ApiKeys, Caller, Gate
 from isthmus.service.sessions import COOKIE, FORMER_COOKIE, LONGEST, SECURE_COOKIE, Sessions, session_in
 from isthmus.service.settings import BrokerSettings
@@ -105,11 +106,17 @@ def _broker(request: Request, scope: str) -> Broker:
     return broker
 
 
+def _person(request: Request) -> Person:
+    """Who is asking; a stranger, without keys on loopback, is `anonymous`."""
+    caller: Caller[Any] = request.scope[CALLER]
+    return caller.person or Person(caller.name)
+
+
 @_router.post("/v1/search", response_model=wire.Answer)
 async def search(body: wire.Search, request: Request) -> Response:
     """Search all silos, or those named, for at most `deadline_ms`."""
     broker = _broker(request, "search")
-    answer = await broker.search(body)
+    answer = await broker.search(body, request.scope[CALLER].person)
     note = request.scope[NOTE]
     note["silos"] = {status.silo: status.status for status in answer.silos}
     note["hits"] = len(answer.hits)
@@ -124,13 +131,13 @@ async def noised_counts(body: wire.CountQuestion, request: Request) -> wire.Coun
     broker = _broker(request, "counts")
     if broker.settings.log_queries:
         request.scope[NOTE]["query"] = body.query
-    return await count_matches(broker.silos, body)
+    return await count_matches(broker.silos, body, request.scope[CALLER].person)
 
 
 @_router.post("/v1/feedback", status_code=204, response_model=None)
 async def feedback(body: wire.Feedback, request: Request) -> Response:
     """Say whether a hit was right. The silo that owns it keeps the judgement; the broker keeps nothing."""
-    await _broker(request, "feedback").feedback(body, request.scope[CALLER].name)
+    await _broker(request, "feedback").feedback(body, _person(request))
     return Response(status_code=204)
 
 
@@ -161,13 +168,13 @@ async def open_document(
     """A whole document: by the `ticket` of a hit that you were shown, or by a `request` that its owner has
     allowed you, once. The silo's ledger has it before it leaves."""
     broker = _broker(request, "search" if query.request else "documents")
-    return await broker.documents.open(silo, id, query, request.scope[CALLER].name)
+    return await broker.documents.open(silo, id, query, _person(request))
 
 
 @_router.post("/v1/requests", name="ask")
 async def ask(body: wire.AskSilo, request: Request) -> wire.DocumentRequest:
     """Ask the owner for a hit's document, with a reason. The silo keeps the request; the broker nothing."""
-    return await _broker(request, "search").documents.request(body, request.scope[CALLER].name)
+    return await _broker(request, "search").documents.request(body, _person(request))
 
 
 @_router.get("/v1/requests")

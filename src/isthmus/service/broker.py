@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -29,9 +29,10 @@ from isthmus.service.document_routing import DocumentRouter
 from isthmus.service.encoding import another_encoder, prevailing
 from isthmus.service.http_client import BrokenReply, HttpClient, HttpReply
 from isthmus.service.judgement_routing import JudgementRouter
-from isthmus.service.limits import HttpProblem, message_header
+from isthmus.service.limits import MESSAGE, HttpProblem, message_header
 from isthmus.service.merging import Merger, ModelExchange
 from isthmus.service.metrics import Metrics
+from isthmus.service.people import HEADER, Person, Sign, Statement, digest_of, signer, token_signer
 from isthmus.service.query_language import ParsedQuery, judged_query, parse, unknown_silos
 from isthmus.service.reliability import learned_curve
 from isthmus.service.results import (
@@ -47,7 +48,7 @@ from isthmus.service.results import (
 )
 from isthmus.service.scale import ScaleExchange
 from isthmus.service.security import local_secret, pseudonym
-from isthmus.service.settings import BrokerSettings, secret
+from isthmus.service.settings import BrokerSettings, SiloAddress, secret
 from isthmus.service.statistics import StatisticsExchange, SumExchange, keep_exchanging
 from isthmus.service.training import training_of
 from isthmus.service.versions import ModelVersions
@@ -92,6 +93,10 @@ class SiloClient:
     """What it knows of `wire.NodeSearch`, as it has stated last."""
     trials: set[asyncio.Task[None]] = field(default_factory=set, repr=False)
     """Searches answered without it, because it is on trial, whose deadline has not passed."""
+    sign: Sign | None = field(default=None, repr=False)
+    """Signs who asks, for a silo that learns it."""
+    naming: Callable[[str], str] = str
+    """What a person is called there."""
 
     async def ask(
         self,
@@ -102,13 +107,19 @@ class SiloClient:
         *,
         unless: str = "",
         headers: Mapping[str, str] | None = None,
+        person: Person | None = None,
     ) -> HttpReply:
         """Send one message to the silo, under a header that protects against replays; see `Talks`.
 
-        Headers without a value are left out.
+        Headers without a value are left out. A silo that learns who asks is told so of a `person`.
         """
         further = {"content-type": kind if body else "", "if-none-match": unless, **(headers or {})}
         sent = {**self.headers, **message_header(), **{name: text for name, text in further.items() if text}}
+        if person is not None and self.sign is not None:
+            called = Person(self.naming(person.id), person.groups)
+            request = f"{method} {wire.PREFIX}{path}"
+            statement = Statement(called, self.name, request, sent[MESSAGE], digest_of(body))
+            sent[HEADER] = statement.signed(self.sign)
         return await self.http.ask(method, wire.PREFIX + path, headers=sent, body=body)
 
     async def read(self, path: str, model: type[M]) -> M:
@@ -153,6 +164,7 @@ class _Question:
     patient: bool
     """Whether they have as long as the broker gives by itself: a caller in a hurry, or a broker without
     time, must not close a silo for all others."""
+    person: Person | None = None
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -234,8 +246,9 @@ def understood(reply: HttpReply, model: type[M]) -> M:
 def failure_of(reply: HttpReply) -> IsthmusError:
     """The exception for a reply that is no success, in our own words: the silo's text is not trusted."""
     failures = {
-        401: Refused("it does not know this broker"),
+        401: Refused("it does not know this broker, or not its signature of who asks"),
         403: Refused("its policy does not allow this"),
+        428: Refused("it answers known persons only: people = true for it here, and callers who sign in"),
         409: Refused("it took the message for a replay: compare the clocks"),
         429: Refused("it takes no more requests for the moment"),
         503: SiloUnavailable("it is not ready"),
@@ -261,7 +274,11 @@ class Broker:
         for name, silo in settings.silos.items():
             over = context if silo.url.startswith("https:") else None
             http = HttpClient(silo.url, context=over, name=server_name(name), most=most)
-            self.silos[name] = SiloClient(name, silo.url, http, Breaker(settings.breaker), headers)
+            client = SiloClient(name, silo.url, http, Breaker(settings.breaker), headers)
+            if silo.people:
+                client.sign = self._signer(silo, key)
+                client.naming = str if silo.identities else partial(self._pseudonym, name)
+            self.silos[name] = client
         self.exchange = StatisticsExchange(
             list(self.silos.values()), documents=lambda name: self.silos[name].documents
         )
@@ -273,6 +290,18 @@ class Broker:
         self._tasks: list[asyncio.Task[None]] = []
         self._agreed: tuple[list[tuple[str, int]], str] = ([], "")
         self._count()
+
+    def _signer(self, silo: SiloAddress, key: str) -> Sign:
+        """With what a silo knows the broker by: its certificate's key, or the API key."""
+        if silo.url.startswith("https:") and self.settings.tls is not None:
+            return signer(self.settings.tls.key)
+        if not key:
+            raise ConfigError(
+                "people = true needs something to sign with",
+                key="silos",
+                expected="https:// with [tls], or node_key",
+            )
+        return token_signer(key)
 
     def _count(self) -> None:
         self.metrics = Metrics()
@@ -305,7 +334,7 @@ class Broker:
         for silo in self.silos.values():
             silo.http.close()
 
-    async def search(self, request: wire.Search) -> wire.Answer:
+    async def search(self, request: wire.Search, person: Person | None = None) -> wire.Answer:
         """Ask the silos, wait for all of them or the deadline, and merge their hits by probability.
 
         Cancelled, it stops asking: a node skips what nobody waits for.
@@ -321,6 +350,7 @@ class Broker:
             {wire.ENCODER: self.encoder, wire.MODEL: version},
             deadline / 1000,
             patient=deadline >= self.settings.deadline_ms,
+            person=person,
         )
         admitted = [silo for silo in silos if silo.breaker.admits()]
         tasks = {silo.name: asyncio.create_task(self._ask(silo, question)) for silo in admitted}
@@ -389,7 +419,7 @@ class Broker:
         breaker, began = silo.breaker, time.monotonic()
         try:
             body = question.extended if silo.search_level else question.body
-            reply = await silo.ask("POST", "/search", body, headers=question.headers)
+            reply = await silo.ask("POST", "/search", body, headers=question.headers, person=question.person)
             if reply.status == 422:
                 raise Refused(
                     "it takes no such search: its version knows no filters, or its limits are others"
@@ -449,17 +479,17 @@ class Broker:
 
         await asyncio.gather(*map(one, self.silos.values()))
 
-    async def feedback(self, feedback: wire.Feedback, person: str) -> None:
+    async def feedback(self, feedback: wire.Feedback, person: Person) -> None:
         """Take a person's judgement to the silo that showed the hit; nothing of it is kept here."""
         silo = self.silos.get(feedback.silo)
         if silo is None:
             raise HttpProblem(404, "no such silo")
-        named = self._pseudonym(silo.name, person)
+        named = self._pseudonym(silo.name, person.id)
         named_query = {**feedback.model_dump(), "query": judged_query(feedback.query)}
         body = wire.AttributedFeedback(**named_query, person=named).model_dump_json().encode()
         try:
             async with asyncio.timeout(self.settings.deadline_ms / 1000):
-                reply = await silo.ask("POST", "/feedback", body)
+                reply = await silo.ask("POST", "/feedback", body, person=person)
         except (TimeoutError, SiloUnavailable, OSError):
             raise HttpProblem(503, "the silo does not answer; try again later", Retry_After="5") from None
         if reply.status in (404, 422):

@@ -371,7 +371,8 @@ def _peer(connection: ssl.SSLObject | None) -> Peer | None:
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     if len(names) != 1:
         return None
-    return Peer(names[0], ssl.cert_time_to_seconds(str(certificate["notAfter"])))
+    encoded = connection.getpeercert(binary_form=True) if connection is not None else None
+    return Peer(names[0], ssl.cert_time_to_seconds(str(certificate["notAfter"])), encoded or b"")
 
 
 def listen_problem(port: int, host: str = "127.0.0.1") -> str:

@@ -17,26 +17,29 @@ from isthmus.service import wire
 from isthmus.service.broker import SiloClient, understood
 from isthmus.service.http_client import BrokenReply, HttpReply
 from isthmus.service.limits import HttpProblem
+from isthmus.service.people import Person
 
 SECONDS = 30.0
 """How long a silo may take: it looks at all of its documents."""
 
 
-async def count_matches(silos: Mapping[str, SiloClient], question: wire.CountQuestion) -> wire.CountAnswer:
+async def count_matches(
+    silos: Mapping[str, SiloClient], question: wire.CountQuestion, person: Person | None = None
+) -> wire.CountAnswer:
     """What every silo says, or every one that the question names."""
     names = list(silos) if question.silos is None else list(dict.fromkeys(question.silos))
     if not names or not set(names) <= silos.keys():
         raise HttpProblem(404, f"silos: only names that there are: {', '.join(silos)}")
     began, body = time.monotonic(), question.model_dump_json(exclude={"silos"}).encode()
-    counts = await asyncio.gather(*(_count_of(silos[name], body) for name in names))
+    counts = await asyncio.gather(*(_count_of(silos[name], body, person) for name in names))
     took = round((time.monotonic() - began) * 1000, 1)
     return wire.CountAnswer(silos=counts, threshold=question.threshold, took_ms=took)
 
 
-async def _count_of(silo: SiloClient, body: bytes) -> wire.SiloCount:
+async def _count_of(silo: SiloClient, body: bytes, person: Person | None) -> wire.SiloCount:
     try:
         async with asyncio.timeout(SECONDS):
-            reply = await silo.ask("POST", "/noised-counts", body)
+            reply = await silo.ask("POST", "/noised-counts", body, person=person)
         if reply.status == 403 and _detail(reply) == wire.BUDGET_SPENT:
             raise Refused(wire.BUDGET_SPENT)
         if reply.status == 403:

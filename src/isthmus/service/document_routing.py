@@ -13,6 +13,7 @@ from isthmus.errors import Refused, SiloUnavailable
 from isthmus.service import wire
 from isthmus.service.http_client import HttpReply
 from isthmus.service.limits import HttpProblem
+from isthmus.service.people import Person
 
 SECONDS = 10.0
 """How long a silo may take."""
@@ -32,9 +33,15 @@ class DocumentSilo(Protocol):
     name: str
 
     async def ask(
-        self, method: str, path: str, body: bytes = b"", kind: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        kind: str = "application/json",
+        *,
+        person: Person | None = None,
     ) -> HttpReply:
-        """Send one message; raises SiloUnavailable."""
+        """Send one message, of a person where one is named; raises SiloUnavailable."""
 
 
 class ReplyReader(Protocol):
@@ -55,22 +62,24 @@ class DocumentRouter:
     ) -> None:
         self._silos, self._pseudonym, self._understood = silos, pseudonym, understood
 
-    async def open(self, silo: str, document: str, opening: wire.Opening, person: str) -> wire.OpenedDocument:
+    async def open(
+        self, silo: str, document: str, opening: wire.Opening, person: Person
+    ) -> wire.OpenedDocument:
         """A document of a hit that was shown, or that its owner has allowed."""
-        fields = opening.model_dump() | {"person": self._pseudonym(silo, person)}
+        fields = opening.model_dump() | {"person": self._pseudonym(silo, person.id)}
         path = f"/documents/{quote(document, safe='/', errors='replace')}?{urlencode(fields)}"
-        opened = await self._ask(silo, "GET", path, None, wire.OpenedDocument)
+        opened = await self._ask(silo, "GET", path, None, wire.OpenedDocument, person)
         if (opened.silo, opened.document) != (silo, document):
             raise HttpProblem(502, "the silo answered with another document")
         return opened
 
-    async def request(self, ask: wire.AskSilo, person: str) -> wire.DocumentRequest:
+    async def request(self, ask: wire.AskSilo, person: Person) -> wire.DocumentRequest:
         """Ask the owner of a hit's document."""
         fields = ask.model_dump(include={"ticket", "query", "reason"})
         message = wire.AttributedAsk(
-            **fields, person=self._pseudonym(ask.silo, person), name=person if ask.named else ""
+            **fields, person=self._pseudonym(ask.silo, person.id), name=person.id if ask.named else ""
         )
-        return await self._ask(ask.silo, "POST", "/requests", message, wire.DocumentRequest)
+        return await self._ask(ask.silo, "POST", "/requests", message, wire.DocumentRequest, person)
 
     async def requests(self, person: str | None) -> wire.RequestList:
         """A person's requests in all silos; or for administrators all, of silos that let them manage."""
@@ -103,13 +112,21 @@ class DocumentRouter:
         except HttpProblem:
             return []
 
-    async def _ask(self, silo: str, method: str, path: str, message: BaseModel | None, model: type[M]) -> M:
+    async def _ask(
+        self,
+        silo: str,
+        method: str,
+        path: str,
+        message: BaseModel | None,
+        model: type[M],
+        person: Person | None = None,
+    ) -> M:
         if silo not in self._silos:
             raise HttpProblem(404, f"silo: only names that there are: {', '.join(self._silos)}")
         body = b"" if message is None else message.model_dump_json().encode()
         try:
             async with asyncio.timeout(SECONDS):
-                reply = await self._silos[silo].ask(method, path, body)
+                reply = await self._silos[silo].ask(method, path, body, person=person)
         except (TimeoutError, SiloUnavailable, OSError):
             raise HttpProblem(503, "the silo does not answer; try again later", Retry_After="5") from None
         if reply.status in PROBLEMS:

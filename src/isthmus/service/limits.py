@@ -39,6 +39,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.errors import Refused, ServiceError
+from isthmus.service import people
 from isthmus.service.security import CONNECTION, PEER, WARN_DAYS, Caller, Gate, Once, WrongKey
 from isthmus.service.settings import LOOPBACK, RequestLimits
 from isthmus.service.wire import KEY_EXPIRES, PROBLEM_TYPE, moment
@@ -49,6 +50,8 @@ WRONG_KEY = "isthmus.wrong_key"
 """Where in a scope a function is that counts a wrong key, and raises once there were too many."""
 GONE = "isthmus.gone"
 """Where in a scope a `threading.Event` is that is set when the caller no longer waits."""
+DIGEST = "isthmus.digest"
+"""Where in a scope the SHA-256 of the body is, of a request that says who asks."""
 MESSAGE = "isthmus-message"
 """The header that makes a message between broker and node unique: `seconds since 1970` `nonce`."""
 POLICY = (
@@ -300,7 +303,11 @@ class Protect:
             body = await _body(scope, receive, self._most_bytes(scope, caller, unknown=unknown))
         if body:
             self._check_body(scope, body)
-        if self.once is not None and caller.policy is not None and scope["method"] not in ("GET", "HEAD"):
+        personal = bool(header_in(scope, people.HEADER))
+        if personal:
+            scope[DIGEST] = people.digest_of(body)
+        writes = personal or scope["method"] not in ("GET", "HEAD")
+        if self.once is not None and caller.policy is not None and writes:
             _check_fresh(self.once, caller.name, scope)
         if unknown:  # strangers have room of their own, so that they take nobody else's
             full = HttpProblem(503, "too many requests at once", Retry_After="1", Connection="close")
@@ -350,7 +357,7 @@ class Protect:
     def _check_host(self, scope: Scope) -> None:
         if self.surface.hosts is None:
             return
-        host = _header(scope, b"host").rpartition("@")[2].lower()
+        host = header_in(scope, "host").rpartition("@")[2].lower()
         name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
         if name not in self.surface.hosts:
             raise HttpProblem(421, "the Host header is not a name of this server")
@@ -358,7 +365,7 @@ class Protect:
     def _check_site(self, scope: Scope) -> None:
         """What a browser asks for another page: a link to an open path, and nothing else."""
         link = scope["method"] in ("GET", "HEAD") and scope["path"] in self.surface.open
-        if not link and _header(scope, b"sec-fetch-site") in ("cross-site", "same-site"):
+        if not link and header_in(scope, "sec-fetch-site") in ("cross-site", "same-site"):
             raise HttpProblem(403, "requests from other sites are not allowed")
 
     def _check_rate(self, name: str, cost: float = 1.0) -> None:
@@ -386,7 +393,7 @@ class Protect:
             raise HttpProblem(429, "too many wrong keys from this address", Retry_After="5") from None
 
     def _check_body(self, scope: Scope, body: bytes) -> None:
-        kind = _header(scope, b"content-type").partition(";")[0].strip().lower()
+        kind = header_in(scope, "content-type").partition(";")[0].strip().lower()
         # a form on somebody else's page, or a script of it without asking us first, cannot send these types
         if not kind.startswith("application/") or kind == "application/x-www-form-urlencoded":
             raise HttpProblem(415, "send application/json")
@@ -424,7 +431,7 @@ class Protect:
 
 
 async def _body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    length = _header(scope, b"content-length")
+    length = header_in(scope, "content-length")
     if length.isdigit() and int(length) > limit:
         raise HttpProblem(413, f"the body may have {limit} bytes", Connection="close")
     parts: list[bytes] = []
@@ -474,7 +481,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 def _check_fresh(once: Once, caller: str, scope: Scope) -> None:
-    sent, _, nonce = _header(scope, MESSAGE.encode()).partition(" ")
+    sent, _, nonce = header_in(scope, MESSAGE).partition(" ")
     try:
         moment = float(sent)
     except ValueError:
@@ -487,11 +494,10 @@ def _check_fresh(once: Once, caller: str, scope: Scope) -> None:
         raise HttpProblem(409, str(refused)) from None
 
 
-def _header(scope: Scope, name: bytes) -> str:
-    for key, value in scope["headers"]:
-        if key == name:
-            return str(value.decode("latin-1"))
-    return ""
+def header_in(scope: Scope, name: str) -> str:
+    """The first header of this name; "" for none."""
+    wanted = name.encode()
+    return next((str(value.decode("latin-1")) for key, value in scope["headers"] if key == wanted), "")
 
 
 def _logged_path(scope: Scope) -> str:

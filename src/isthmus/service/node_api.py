@@ -24,18 +24,28 @@ from isthmus.service.apps import METRICS, PROBLEMS, Answers, ShortWay, new_app, 
 from isthmus.service.display import Extras
 from isthmus.service.encoding import another_encoder
 from isthmus.service.erasure import erase
-from isthmus.service.limits import CALLER, GONE, NOTE, HttpProblem, Protect, Surface, names_of
+from isthmus.service.limits import (
+    CALLER,
+    DIGEST,
+    GONE,
+    MESSAGE,
+    NOTE,
+    HttpProblem,
+    Protect,
+    Surface,
+    header_in,
+    names_of,
+)
 from isthmus.service.metrics import CONTENT_TYPE, Metrics
 from isthmus.service.node import Node
+from isthmus.service.people import HEADER, Person, Statement
 from isthmus.service.scoring import Bm25Scorer
-from isthmus.service.security import ApiKeys, Gate, Once
-from isthmus.service.settings import NodeSettings, Policy
+from isthmus.service.security import PEER, ApiKeys, Gate, Once, token_in
+from isthmus.service.settings import ANONYMOUS, NodeSettings, Policy
 from isthmus.service.silo_documents import NO_DOCUMENT
 from isthmus.service.statistics import etag
 from isthmus.service.stores import Draft
 
-ANONYMOUS = "anonymous"
-"""The peer whose policy holds for whoever reaches a node without TLS, which only loopback allows."""
 OPEN = ("/v1/health", "/v1/ready")
 ADMINISTRATOR = Policy(
     search=True,
@@ -120,6 +130,30 @@ class NodeApi:
             raise HttpProblem(403, "this silo's policy does not allow it")
         return caller.name, policy
 
+    def _person(self, request: Request) -> Person | None:
+        """Who asks through a peer whose policy has `people`, as it has signed for this request; None where
+        the policy has not: what such a peer says of people is not believed."""
+        _, policy = self._allowed(request, "known")
+        if not policy.people:
+            return None
+        scope = request.scope
+        text = header_in(scope, HEADER)
+        if not text:
+            raise HttpProblem(428, f"this silo answers persons only: the header {HEADER} says who asks")
+        peer = scope.get("extensions", {}).get(PEER)
+        certificate = b"" if peer is None else peer.certificate
+        try:
+            statement = Statement.read(text, certificate=certificate, token=token_in(scope) or "")
+        except Refused as refused:
+            raise HttpProblem(401, str(refused)) from None
+        query = scope["query_string"].decode("latin-1")
+        target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+        call = f"{scope['method']} {target}"
+        message = header_in(scope, MESSAGE)
+        if statement != Statement(statement.person, self.settings.silo, call, message, scope[DIGEST]):
+            raise HttpProblem(401, "the statement of who asks is for another request")
+        return statement.person
+
     async def _apart(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Run work that uses the disk or waits for the index in a thread, outside the event loop."""
         return await _answered(anyio.to_thread.run_sync(lambda: work(*arguments, **named)))
@@ -131,6 +165,7 @@ class NodeApi:
     async def search(self, body: wire.NodeSearch, request: Request) -> Response:
         """The best hits of this silo; matches and spellings beside them where the policy allows it."""
         peer, policy = self._allowed(request, "search")
+        self._person(request)
         limits = self.settings.limits
         if body.k > limits.hits or len(body.query) > limits.query_characters:
             raise HttpProblem(422, "more than this silo's limits allow")
@@ -179,6 +214,7 @@ class NodeApi:
     async def count_matches(self, request: Request, body: wire.CountQuestion) -> Response:
         """How many documents answer a question, with noise; nothing else of them."""
         peer, _ = self._allowed(request, "noised_counts")
+        self._person(request)
         if len(body.query) > self.settings.limits.query_characters:
             raise HttpProblem(422, "more than this silo's limits allow")
         await self._check_indexed()
@@ -210,6 +246,7 @@ class NodeApi:
     async def feedback(self, request: Request, verdict: wire.AttributedFeedback) -> Response:
         """Keep a judgement of a hit that this peer was shown."""
         peer, _ = self._allowed(request, "feedback")
+        self._person(request)
         try:
             await self._apart(self.node.judge, verdict, peer)
         except DataError:
@@ -406,12 +443,14 @@ class NodeApi:
                 raise HttpProblem(404, "this silo has no such document")
             return _json(opened)
         peer, policy = self._allowed(request, "ask" if query.request else "open")
+        self._person(request)
         naming = self._naming(peer, policy)
         return _json(await self._of_hit(self.node.documents.open, id, query, peer=peer, name=naming))
 
     async def ask(self, request: Request, body: wire.AttributedAsk) -> Response:
         """Ask the owner for the document of a hit."""
         peer, policy = self._allowed(request, "ask")
+        self._person(request)
         if policy.ask == "name" and not body.name.strip():
             raise HttpProblem(403, "this silo wants to know by name who asks")
         naming = self._naming(peer, policy)

@@ -38,6 +38,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from isthmus.errors import ConfigError, DataError, Refused
 from isthmus.files import locked, private_file, write_private
 from isthmus.service.certificates import private_folder
+from isthmus.service.people import Person
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -76,6 +77,8 @@ class Caller(Generic[P]):
     policy: P | None = None
     expires: float | None = field(default=None, compare=False)
     """When the key ends, in seconds since 1970."""
+    person: Person | None = field(default=None, compare=False)
+    """Who that is for silos; a stranger is nobody."""
 
     def may(self, scope: str) -> bool:
         """Whether this caller has the scope; an administrator has all."""
@@ -88,6 +91,8 @@ class Peer:
 
     name: str
     expires: float
+    certificate: bytes = field(default=b"", repr=False)
+    """As TLS has verified it, DER."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ class ApiKey:
     expires: float | None
     salt: str
     digest: str = field(repr=False)
+    groups: tuple[str, ...] = ()
 
     def opens(self, secret: str) -> bool:
         """Whether this is the secret, compared in constant time."""
@@ -118,8 +124,11 @@ class ApiKeys:
         self._seen: tuple[int, int, int] | None = None
         self._keys: dict[str, ApiKey] = {}
 
-    def add(self, name: str, *, scopes: Iterable[str], days: float | None = DAYS) -> str:
-        """A new key for somebody, for ever if `days` is None; the token returned is not stored."""
+    def add(
+        self, name: str, *, scopes: Iterable[str], days: float | None = DAYS, groups: Iterable[str] = ()
+    ) -> str:
+        """A new key for somebody, for ever if `days` is None; the token returned is not stored. Silos that
+        ask for people see who its owner is, and the `groups`."""
         wanted = tuple(dict.fromkeys(scopes))
         for scope in wanted:
             if scope not in SCOPES:
@@ -133,7 +142,9 @@ class ApiKeys:
         now = self._clock()
         number, secret, salt = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_hex(16)
         expires = None if days is None else now + days * _DAY
-        key = ApiKey(number, name, wanted, now, expires, salt, _digest(salt, secret))
+        person = Person(name, frozenset(groups)).check()
+        digest = _digest(salt, secret)
+        key = ApiKey(number, name, wanted, now, expires, salt, digest, tuple(sorted(person.groups)))
         with self._file_lock():
             self._write({**self._read(), number: key})
         return f"{PREFIX}_{number}_{secret}"
@@ -162,7 +173,8 @@ class ApiKeys:
         key = self._read().get(number)
         if key is None or not self._holds(key):
             return None
-        return Caller(key.name, frozenset(key.scopes), expires=key.expires)
+        person = Person(key.name, frozenset(key.groups))
+        return Caller(key.name, frozenset(key.scopes), expires=key.expires, person=person)
 
     def key_of(self, token: str) -> ApiKey | None:
         """The key that a token is for; None for one that is unknown, revoked or expired."""
@@ -207,7 +219,10 @@ def _parsed(path: Path) -> dict[str, ApiKey]:
         saved = json.loads(path.read_text(encoding="utf-8"))
         if saved["format"] != 1:
             raise DataError(f"format {saved['format']} of API keys", file=path, cure="upgrade isthmus")
-        keys = [ApiKey(**{**row, "scopes": tuple(row["scopes"])}) for row in saved["keys"]]
+        lists = ("scopes", "groups")
+        keys = [
+            ApiKey(**{**row, **{each: tuple(row.get(each, ())) for each in lists}}) for row in saved["keys"]
+        ]
     except DataError:
         raise
     except (ValueError, KeyError, TypeError) as error:

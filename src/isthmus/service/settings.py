@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 OPERATOR = "operator"
 """What a store calls the source of documents that were put one by one."""
+ANONYMOUS = "anonymous"
+"""The peer whose policy holds for whoever reaches a node without TLS, which only loopback allows."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 SecretText = str
@@ -75,6 +77,8 @@ class Policy:
     manage: bool = False
     """Its administrators see what people ask for and what could not be read, and answer for the owner."""
     operate: bool = False
+    people: bool = False
+    """Says with every search and opening, under its signature, which person asks; without, it is refused."""
     budget: float | None = None
 
     def __post_init__(self) -> None:
@@ -431,6 +435,8 @@ class NodeSettings:
         labels = [source.label for source in self.sources]
         for label in labels:
             require(labels.count(label) == 1, f"two sources are {label}: give each a name")
+        if ANONYMOUS in self.peers and self.peers[ANONYMOUS].people:
+            raise ValueError("people = true needs a certificate or an API key: anonymous can sign nothing")
         if self.engine is not None:
             self._check_attached(self.engine)
 
@@ -473,8 +479,13 @@ class SiloAddress:
 
     url: str
     unencrypted: bool = False
+    people: bool = False
+    """Whether this silo learns with every search who asks: a pseudonym that is its alone, and groups."""
+    identities: bool = False
+    """The person's own id in the pseudonym's place, for rules by name."""
 
     def __post_init__(self) -> None:
+        require(self.people or not self.identities, "identities = true is said of people: people = true")
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url = {self.url!r} must begin with https:// or http://")
         if self.url.startswith("http://") and not self.unencrypted and not _is_here(self.url):
