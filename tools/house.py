@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 46_850,  # who asks reaches silos; attached engines and their lists; learning, classification; tuned encoders
+    "src/isthmus": 46_850,  # who asks; attached engines; learning, classification; tuned encoders
     "benchmarks": 2_669,  # a node beside its peers at two sizes, its growth; stand-ins that heed k
     "docs": 345,  # the reference's folders; how a node grows, as a plot beside tantivy
     "reproduce": 7_028,  # verdicts; a tuned encoder; hypotheses; CS-F-LTR as printed; choices left out
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/rankers": 803,  # losses against a baseline
     "src/isthmus/report": 436,  # what a notebook shows of any table, once; summaries wrapped to 80 columns
     "src/isthmus/retrieval": 474,  # collection statistics in one place; cells of queries remembered
-    "src/isthmus/service": 12_970,  # who asks, signed; engines elsewhere; learning; noised counts; few hits first of many silos
+    "src/isthmus/service": 12_970,  # who asks, signed; engines elsewhere; learning; noised counts
     "src/isthmus/tables": 1_929,
     "src/isthmus/text.py": 186,  # short texts without the pattern of 31 marks; texts cut in blocks
     "src/isthmus/training.py": 65,  # training in memory, in one call
