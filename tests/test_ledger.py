@@ -399,12 +399,77 @@ def test_the_audit_finds_what_was_changed_by_hand(ledger: Ledger, path: Path) ->
         "UPDATE spent SET rho = rho / 2 WHERE peer = 0 AND document = 2",
         "UPDATE spent SET epsilon = 1 WHERE peer = 0 AND document = 1",
         "DELETE FROM spent WHERE document = 2 AND peer = 0",
-        "DELETE FROM charge WHERE version = 2",
     ):
         with sqlite3.connect(path) as other:
             other.execute(tampering)
         with pytest.raises(DataError, match="not those of the charges"):
             ledger.audit()
+
+
+@pytest.mark.parametrize(
+    ("tampering", "named"),
+    [
+        ("DELETE FROM charge WHERE version = 2", "departure 1 .* entry 2 .* its charges"),
+        ("UPDATE departure SET epsilon = 0.1 WHERE id = 2", "departure 2 .* entry 3 of the ledger has it"),
+        ("UPDATE departure SET items = 1 WHERE id = 3", "departure 3 .* entry 4"),
+        ("DELETE FROM departure WHERE id = 3", "departure 3, entry 4 of the ledger, was taken out"),
+        (
+            "UPDATE link SET event = replace(event, 'south', 'north') WHERE number = 3",
+            "entry 3 .* was changed",
+        ),
+        ("DELETE FROM link WHERE number = 4", "entry 4 of the ledger is missing"),
+        (
+            "INSERT INTO departure SELECT 9, at, kind, peer, release, items, charged, epsilon, unit, note"
+            " FROM departure WHERE id = 3",
+            "departure 9 .* no entry",
+        ),
+        ("DELETE FROM link WHERE number > 4; DELETE FROM departure WHERE id > 3", "ends with entry 4, .* 6"),
+        ("UPDATE setting SET value = 'x' WHERE name = 'nothing'", ""),
+    ],
+)
+def test_the_first_entry_that_was_changed_is_named(
+    ledger: Ledger, path: Path, tampering: str, named: str
+) -> None:
+    ledger.charge(cost(2), covering("a", "b"), "north")
+    ledger.charge(cost(1, "w", shared=False), covering("a"), "south")
+    ahead = ledger.record("snippets", "south", items=64)
+    ledger.lower({ahead: 10})
+    ledger.erase(["a"])
+    name, number, hash = ledger.anchor("audit", 17, "ab" * 32)
+    assert (name, number) == (ledger.name, 6)
+    assert ledger.anchors("audit") == {17: "ab" * 32}
+    with sqlite3.connect(path) as other:
+        other.executescript(tampering)
+    if not named:
+        assert ledger.audit({number: hash}) == 6
+        return
+    with pytest.raises(DataError, match=named):
+        ledger.audit({number: hash})
+
+
+def test_a_chain_that_was_built_anew_differs_from_the_head_that_the_log_has(tmp_path: Path) -> None:
+    ledgers = [Ledger(tmp_path / name, Budget(), clock=lambda: 1.0) for name in ("true.db", "false.db")]
+    heads = []
+    for ledger, items in zip(ledgers, (9, 1), strict=True):
+        ledger.record("snippets", "north", items=items)
+        _, number, hash = ledger.anchor("audit", 1, "ab" * 32)
+        heads.append({number: hash})
+    assert ledgers[1].audit(heads[1]) == 3
+    with pytest.raises(DataError, match="entry 3 of the ledger is another than the one that the audit log"):
+        ledgers[1].audit(heads[0])
+    for ledger in ledgers:
+        ledger.close()
+
+
+def test_a_ledger_of_an_older_isthmus_begins_its_chain_where_it_is(path: Path, monkeypatch) -> None:
+    with monkeypatch.context() as older:
+        older.setattr("isthmus.private.ledger.chain.link", lambda db, event: (0, ""))
+        with Ledger(path, Budget()) as ledger:
+            ledger.record("snippets", "north", items=9)
+    with Ledger(path) as ledger:
+        ledger.audit()
+        ledger.record("snippets", "north", items=3)
+        assert ledger.audit() == 2
 
 
 def test_a_ledger_held_by_another_process_lets_nothing_leave(path: Path) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 from isthmus.errors import BudgetExhausted, ConfigError, DataError, PrivacyError
 from isthmus.private.cost import RULES, Cost, Covered, PrivacyLoss, Rule, ceiling, explain, pure_to_zcdp, room
-from isthmus.private.ledger import erasing
+from isthmus.private.ledger import chain, erasing
 from isthmus.private.ledger.store import EVERYBODY, INCIDENT, NO_GUARANTEE, SQL
 
 
@@ -245,6 +245,7 @@ def peer_of(db: sqlite3.Connection, name: str) -> int:
 def _write(db: sqlite3.Connection, release: int, peer: int, *, kind: str, at: float) -> None:
     departure = db.execute(SQL["charged departure"], (at, kind, peer, release)).lastrowid
     db.execute("INSERT INTO charge SELECT DISTINCT ?, version, ?, ? FROM fresh", (release, peer, departure))
+    chain.link_departure(db, int(departure or 0), db.execute(SQL["fresh versions"]))
 
 
 LINEAGE = "(SELECT coalesce(lineage, id) FROM document WHERE name = :document)"
@@ -348,11 +349,15 @@ def _meaning(db: sqlite3.Connection, epsilon: float) -> str:
     return explain(epsilon, halves=not whole)
 
 
-def audit(db: sqlite3.Connection, path: str) -> None:
-    """Compare the running sums with the charges they stand for."""
+def check_readable(db: sqlite3.Connection, path: str) -> None:
+    """A DataError where the file itself is damaged."""
     (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if state != "ok":
         raise DataError(f"the ledger is damaged: {state}", file=path)
+
+
+def audit(db: sqlite3.Connection, path: str) -> None:
+    """Compare the running sums with the charges they stand for."""
     db.create_function("rho_of", 1, pure_to_zcdp, deterministic=True)
     counted, different = db.execute(SQL["worked out"]).fetchone()
     (stored,) = db.execute("SELECT count(*) FROM spent").fetchone()

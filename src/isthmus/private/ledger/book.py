@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from isthmus.errors import ConfigError, DataError, PrivacyError
 from isthmus.private.cost import Cost, Covered
-from isthmus.private.ledger import accounts, erasing
+from isthmus.private.ledger import accounts, chain, erasing
 from isthmus.private.ledger.accounts import Budget, LedgerAccount
 from isthmus.private.ledger.store import KINDS, SQL, LedgerStore, TallyFile, check, lost
 
@@ -131,6 +131,7 @@ class Ledger:
         """Change the budget of every document, from now on and for all processes."""
         with self._store.writing() as db:
             db.execute("UPDATE setting SET value = ? WHERE name = 'budget'", (budget.to_json(),))
+            chain.link(db, {"budget": budget.to_json()})
 
     @property
     def number(self) -> int:
@@ -292,16 +293,18 @@ class Ledger:
     def _record(self, db: sqlite3.Connection, kind: str, peer: str, **more: Any) -> int:
         values = {"epsilon": None, "unit": "", "items": 1, "note": "", **more}
         values |= {"at": self._clock(), "kind": kind, "peer": accounts.peer_of(db, peer)}
-        return int(db.execute(SQL["departure"], values).lastrowid or 0)
+        number = int(db.execute(SQL["departure"], values).lastrowid or 0)
+        chain.link_departure(db, number)
+        return number
 
     def lower(self, items: Mapping[int, int]) -> None:
         """Fewer things left than entries say that were written ahead; by number, and never more."""
-        rows = [{"number": number, "items": count} for number, count in items.items()]
-        if rows:
+        if items:
+            statement = "UPDATE departure SET items = ? WHERE id = ? AND items > ?"
             with self._store.writing() as db:
-                db.executemany(
-                    "UPDATE departure SET items = :items WHERE id = :number AND items > :items", rows
-                )
+                for number, count in items.items():
+                    if db.execute(statement, (count, number, count)).rowcount:
+                        chain.link(db, {"lowered": number, "items": count})
 
     def spent(self, document: str, *, peer: str | None = None, field: str | None = None) -> float:
         """What a document has spent over all its versions, on everybody or on one peer."""
@@ -340,10 +343,36 @@ class Ledger:
         with self._store.snapshot() as db:
             return accounts.summary(db, self._budget(db))
 
-    def audit(self) -> None:
-        """Work all sums out again from the charges; a DataError tells where they differ."""
+    def audit(self, heads: Mapping[int, str] | None = None) -> int:
+        """Check the chain of all entries, by `heads` of it that were kept elsewhere, and work all sums out
+        again from the charges; how many entries there are. A DataError names the first that differs."""
         with self._store.snapshot() as db:
+            accounts.check_readable(db, self._store.path)
+            entries = chain.check(db, self._store.path, heads or {})
             accounts.audit(db, self._store.path)
+        return entries
+
+    def anchor(self, log: str, number: int, hash: str) -> tuple[str, int, str]:
+        """Write down how far a log has come; this ledger's name, and number and hash of the entry of it."""
+        with self._store.writing() as db:
+            event = {"log": log, "number": number, "hash": hash, "at": self._clock()}
+            return self._name(db), *chain.link(db, event)
+
+    @property
+    def name(self) -> str:
+        """A random name, another one after a loss."""
+        with self._store.reading() as db:
+            return self._name(db)
+
+    def _name(self, db: sqlite3.Connection) -> str:
+        row = db.execute("SELECT value FROM setting WHERE name = 'ledger'").fetchone()
+        return "" if row is None else str(row[0])
+
+    def anchors(self, log: str) -> dict[int, str]:
+        """Hashes of a log's entries, by number, as they were when they were written down here."""
+        with self._store.snapshot() as db:
+            rows = (event for *_, event in chain.events(db, self._store.path))
+            return {row["number"]: row["hash"] for row in rows if row.get("log") == log}
 
     def close(self) -> None:
         """Give the file back."""

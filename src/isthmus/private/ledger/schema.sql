@@ -74,3 +74,7 @@ CREATE VIEW payer AS
     FROM version v JOIN document d ON d.id = v.document
     UNION SELECT v.id, coalesce(d.lineage, d.id)
     FROM version v JOIN document d ON d.id = v.origin;
+
+-- step 3
+-- every change in order, as JSON, with a hash over it and the hash before it
+CREATE TABLE link (number INTEGER PRIMARY KEY, event TEXT NOT NULL, hash TEXT NOT NULL);

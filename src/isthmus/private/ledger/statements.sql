@@ -158,3 +158,17 @@ SELECT count(*), count(*) FILTER (
         OR abs(s.square - t.square) > 1e-6 * max(1, t.square)
         OR abs(s.rho - t.rho) > 1e-6 * max(1, t.rho)
 ) FROM total t LEFT JOIN spent s USING (document, peer, field)
+
+-- name: last unlinked
+SELECT coalesce(max(id), 0) FROM departure WHERE id < :departure OR :departure = 0
+
+-- name: linked departures
+SELECT d.id AS departure, d.at, d.kind, p.name AS peer, r.name AS release, r.mechanism, r.fields, d.epsilon,
+    d.unit, d.items, d.charged, d.note
+FROM departure d JOIN peer p ON p.id = d.peer LEFT JOIN release r ON r.id = d.release
+
+-- name: linked versions
+SELECT c.departure, v.name FROM charge c JOIN version v ON v.id = c.version ORDER BY c.departure, v.id
+
+-- name: fresh versions
+SELECT v.name FROM version v WHERE v.id IN (SELECT version FROM fresh) ORDER BY v.id
