@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.cli.command import Command, add, add_json, finite, print_json, say, show, whole
+from isthmus.errors import DataError
 
 if TYPE_CHECKING:
-    from isthmus.private.ledger import Ledger
+    from isthmus.private.ledger import Budget, Ledger
     from isthmus.report import Table
 
 PARTS = ("charges", "departures", "documents")
@@ -28,18 +29,19 @@ _EXPORT = "isthmus ledger export silo.ledger --part departures -o left.csv"
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "What left the silo by kind, peer and mechanism; or one document; or the dearest ones."
+        "What left the silo by kind, peer and mechanism; or one document, or subject; or the dearest ones."
     )
     add(parser, "ledger LEDGER", "the silo's ledger file, or its folder")
     which = parser.add_mutually_exclusive_group()
     add(which, "--document ID", "every charge of this document")
-    add(which, "--top N", "the N documents that spent most", type=whole(1))
+    add(which, "--subject ID", "what all documents of this subject (a patient, a customer) spent together")
+    add(which, "--top N", "the N documents, or subjects, that spent most", type=whole(1))
     add(parser, "--audit", "first work all sums out again from the charges")
     add_json(
         parser,
-        "{budget, documents, versions, charges, most_spent, meaning, least_left, departures, incidents};"
-        " with --document {document, spent, left, charges};"
-        " with --top a list of {document, versions, spent, left, fields, peers}",
+        "{budget, unit, documents, versions, charges, subjects, most_spent, meaning, least_left, departures,"
+        " incidents}; with --document {document, spent, left, charges}; with --top a list of, and with"
+        " --subject one of {document, versions, spent, left, fields, peers, documents}",
     )
 
 
@@ -85,7 +87,7 @@ def _go_on(arguments: argparse.Namespace) -> None:
         budget = ledger.budget
     if arguments.json:
         print_json({"ledger": str(path), "budget": budget.epsilon, "forgotten": budget.forgotten})
-    say(f"{path} goes on: each document's budget is {budget}")
+    say(f"{path} goes on: each {budget.noun}'s budget is {budget}")
 
 
 def _file(path: str) -> Path:
@@ -108,12 +110,19 @@ def _show(ledger: Ledger, arguments: argparse.Namespace) -> None:
         if not record["charges"]:
             say(f"nothing was ever charged to {arguments.document}")
         show(arguments, record, _history_table(record))
+    elif arguments.subject is not None:
+        account = ledger.subject(arguments.subject)
+        if account is None:
+            raise DataError(
+                "the ledger has met no document of this subject", cure="its id as the source has it"
+            )
+        show(arguments, asdict(account), _accounts_table([asdict(account)]))
     elif arguments.top is not None:
         rows = [asdict(one) for one in ledger.accounts(arguments.top)]
         show(arguments, rows, _accounts_table(rows))
     else:
         record = ledger.summary()
-        show(arguments, record, _summary_table(record, str(ledger.budget)))
+        show(arguments, record, _summary_table(record, ledger.budget))
 
 
 def _history(ledger: Ledger, document: str) -> dict[str, Any]:
@@ -142,13 +151,16 @@ def _accounts_table(rows: list[dict[str, Any]]) -> Table:
     return Table.of([{name: _flat(value) for name, value in row.items()} for row in rows], digits=2)
 
 
-def _summary_table(totals: Mapping[str, Any], budget: str) -> Table:
+def _summary_table(totals: Mapping[str, Any], budget: Budget) -> Table:
     from isthmus.report import Table
 
     columns = ("kind", "peer", "mechanism", "fields", "guarantee", "times", "items", "charged", "last")
     rows = [tuple(_cell(name, row[name]) for name in columns) for row in totals["departures"]]
-    counted = ", ".join(f"{totals[name]:,} {name}" for name in ("documents", "versions", "charges"))
-    notes = [f"each document's budget is {budget}; the one that spent most has {totals['least_left']:g} left"]
+    parts = [(name, totals[name]) for name in ("documents", "versions", "charges")]
+    parts += [(f"{budget.noun}s", totals["subjects"])] if totals["subjects"] else []
+    counted = ", ".join(f"{count:,} {name}" for name, count in parts)
+    whose = f"each {budget.noun}'s"
+    notes = [f"{whose} budget is {budget}; the one that spent most has {totals['least_left']:g} left"]
     notes += [f"incident: {note}" for note in totals["incidents"]]
     return Table(columns, tuple(rows), f"what left: {counted}", (*notes, *filter(None, [totals["meaning"]])))
 

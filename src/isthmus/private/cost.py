@@ -321,12 +321,13 @@ def surest(epsilon: float) -> float:
     return 1.0 / (1.0 + math.exp(-epsilon))
 
 
-def explain(epsilon: float, *, halves: bool = True) -> str:
-    """An ε in plain words."""
+def explain(epsilon: float, *, halves: bool = True, subject: str = "") -> str:
+    """An ε in plain words; `subject` is whose it is, where that is not a single document's."""
     if math.isinf(epsilon):
         return "ε = ∞: no privacy, the values can be worked out exactly"
+    whose = f" in each counted document of a {subject}" if subject else ""
     return (
-        f"ε = {epsilon:g} for one replaced word: who knows all else tells one word from another"
+        f"ε = {epsilon:g} for one replaced word{whose}: who knows all else tells one word from another"
         f" with at most {_percent(certainty(epsilon, halves=halves))} certainty on average over draws of the"
         f" noise, and {_percent(surest(epsilon))} after a single draw"
     )

@@ -23,18 +23,19 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from itertools import groupby
+from heapq import merge
+from itertools import groupby, islice
 from typing import Any
 
 from isthmus.errors import BudgetExhausted, ConfigError, DataError, PrivacyError
 from isthmus.private.cost import RULES, Cost, Covered, PrivacyLoss, Rule, ceiling, explain, pure_to_zcdp, room
-from isthmus.private.ledger import chain, erasing
+from isthmus.private.ledger import chain, erasing, subjects
 from isthmus.private.ledger.store import EVERYBODY, INCIDENT, NO_GUARANTEE, SQL
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of every document's lineage.
+    """The budget of every document's lineage, and of all documents of a subject together (`subjects`).
 
     `epsilon` caps the sum over all peers, who may collude; `per_peer` and `peers` are limits of single peers
     below it. `rule` and `delta` say how releases compose; basic composition is exact and has δ = 0.
@@ -47,6 +48,8 @@ class Budget:
     rule: Rule = "basic"
     per_peer: float | None = None
     peers: Mapping[str, float] = field(default_factory=dict)
+    subject: str = ""
+    """What a subject is called (patient), where documents have one; empty: a document is its own unit."""
     forgotten: float = field(default=0.0, compare=False)
     """What every document counts as having spent besides, because a ledger was lost: the ledger's to set."""
 
@@ -59,6 +62,8 @@ class Budget:
             raise ConfigError(
                 f"{self.rule} composition needs a δ", key="delta", expected="0 < δ < 1, say 1e-6"
             )
+        if not self.subject.isprintable() or len(self.subject) > 40:
+            raise ConfigError("a noun of at most 40 letters, say patient", key="subject", value=self.subject)
         for key, limit in self._limits():
             if not limit > 0:
                 raise ConfigError(
@@ -85,6 +90,16 @@ class Budget:
         """The largest sums a document may reach towards one peer."""
         epsilon = self.peers.get(peer, self.per_peer)
         return self.ceiling if epsilon is None else self._ceiling(epsilon)
+
+    def most(self, peer: str | None = None) -> float:
+        """The ε of all peers together or of one, as it was set."""
+        own = None if peer is None else self.peers.get(peer, self.per_peer)
+        return self.epsilon if own is None else own
+
+    @property
+    def noun(self) -> str:
+        """Whose ε it is."""
+        return self.subject or "document"
 
     def composed(self, loss: PrivacyLoss) -> float:
         """One ε for a loss and what was forgotten, by this budget's rule."""
@@ -174,8 +189,9 @@ def enter(db: sqlite3.Connection, document: str, content: Content, nonce: str) -
     return nonce
 
 
-def copies(db: sqlite3.Connection) -> list[bool]:
-    """Which of the documents on the workbench have a payer that one before them has, too."""
+def copies(db: sqlite3.Connection, per_subject: int | None = None) -> list[bool]:
+    """Which of the documents on the workbench have a payer that one before them has, too; with `per_subject`
+    also those beyond so many of a subject."""
     seen: set[int] = set()
     repeated = []
     for row in db.execute("SELECT owner, origin FROM batch ORDER BY row"):
@@ -183,7 +199,7 @@ def copies(db: sqlite3.Connection) -> list[bool]:
         repeated.append(not seen.isdisjoint(payers))
         if not repeated[-1]:
             seen |= payers
-    return repeated
+    return repeated if per_subject is None else subjects.beyond(db, per_subject, repeated)
 
 
 SLACK = 1e-9
@@ -191,7 +207,10 @@ SLACK = 1e-9
 
 
 def charge(db: sqlite3.Connection, cost: Cost, peer: str, *, budget: Budget, kind: str, at: float) -> None:
-    """Charge what is on the workbench, or raise BudgetExhausted. What was charged before costs nothing."""
+    """Charge what is on the workbench, or raise BudgetExhausted. What was charged before costs nothing.
+
+    Where it raises, the caller's transaction has to be rolled back.
+    """
     release, who = release_of(db, cost), peer_of(db, peer)
     if not collect_fresh(db, release, who, shared=cost.shared):
         return
@@ -211,6 +230,13 @@ def charge(db: sqlite3.Connection, cost: Cost, peer: str, *, budget: Budget, kin
     _write(db, release, who, kind=kind, at=at)
     for _, parameters in bound:
         db.execute(SQL["add"], parameters)
+    for purse, least, limit in ((EVERYBODY, 1, budget.most()), (who, 0, budget.most(peer))):
+        over = subjects.overspent(
+            db, purse, most=limit * (1 + SLACK), forgotten=budget.forgotten, least=least
+        )
+        if over is not None:  # nothing of this transaction is written
+            times, excess = over
+            raise BudgetExhausted(peer, times * cost.epsilon, max(0.0, times * cost.epsilon - excess))
 
 
 def collect_fresh(db: sqlite3.Connection, release: int, peer: int, *, shared: bool) -> bool:
@@ -235,11 +261,18 @@ def release_of(db: sqlite3.Connection, cost: Cost) -> int:
 
 def peer_of(db: sqlite3.Connection, name: str) -> int:
     """The number of a peer, entered if it is new."""
-    for (number,) in db.execute("SELECT id FROM peer WHERE name = ?", (name,)):
-        return int(number)
+    number = peer_number(db, name)
+    if number >= 0:
+        return number
     if not name:
         raise PrivacyError("what leaves a silo goes to somebody: name the peer")
     return int(db.execute("INSERT INTO peer (name) VALUES (?)", (name,)).lastrowid or 0)
+
+
+def peer_number(db: sqlite3.Connection, name: str) -> int:
+    """The number of a peer; -1 of one that the ledger has not met."""
+    row = db.execute("SELECT id FROM peer WHERE name = ?", (name,)).fetchone()
+    return -1 if row is None else int(row[0])
 
 
 def _write(db: sqlite3.Connection, release: int, peer: int, *, kind: str, at: float) -> None:
@@ -253,14 +286,17 @@ LINEAGE = "(SELECT coalesce(lineage, id) FROM document WHERE name = :document)"
 
 @dataclass(frozen=True, slots=True)
 class LedgerAccount:
-    """What a document gave away over all its versions."""
+    """What a document gave away over all its versions; or all documents of a subject together."""
 
     document: str
+    """Its name; of a subject the noun and the beginning of its digest."""
     versions: int
     spent: float
     left: float
     fields: Mapping[str, float]
     peers: Mapping[str, float]
+    documents: int = 1
+    """That share it."""
 
 
 def losses(
@@ -282,11 +318,50 @@ def left(losses: Iterable[PrivacyLoss], ceiling: PrivacyLoss) -> float:
     return min((room(loss, ceiling) for loss in losses), default=room(PrivacyLoss(), ceiling))
 
 
+def left_of_subjects(db: sqlite3.Connection, document: str, budget: Budget, peer: str | None = None) -> float:
+    """What the subjects of a document still have room for; ∞ where it has none."""
+    number = EVERYBODY if peer is None else peer_number(db, peer)
+    only = f"""WHERE b.subject IN (SELECT o.subject FROM belongs o JOIN document h ON h.id = o.document
+        WHERE coalesce(h.lineage, h.id) = {LINEAGE.replace(":document", "?")})"""
+    rooms = (
+        budget.most(peer) - each.spent(budget.forgotten)
+        for each in subjects.sums(db, only, (document,), peer=number)
+    )
+    return max(0.0, min(rooms, default=math.inf))
+
+
 def accounts(db: sqlite3.Connection, budget: Budget, most: int | None = None) -> Iterator[LedgerAccount]:
-    """The documents that spent most, dearest first, or all of them."""
+    """The units that spent most, dearest first, or all of them: subjects, and documents that have none."""
     rows = db.execute(SQL["sums"] + SQL["dearest"], (-1 if most is None else most,))
-    for name, sums in groupby(rows, key=lambda row: row[0]):
-        yield _account(name, list(sums), budget)
+    documents = (_account(name, list(sums), budget) for name, sums in groupby(rows, key=lambda row: row[0]))
+    dearest = islice(subjects.sums(db, ""), most)
+    together = (subject_account(db, each, budget) for each in dearest)
+    yield from islice(merge(documents, together, key=lambda each: -each.spent), most)
+
+
+def subject_account(db: sqlite3.Connection, total: subjects.SubjectSum, budget: Budget) -> LedgerAccount:
+    """What all documents of a subject gave away."""
+    about = (total.subject,)
+    fields, versions = (
+        db.execute(SQL[part], about) for part in ("fields of a subject", "versions of a subject")
+    )
+    peers = {
+        name: each.spent(budget.forgotten)
+        for number, name in db.execute("SELECT id, name FROM peer").fetchall()
+        for each in subjects.sums(db, "WHERE b.subject = ?", about, peer=number)
+        if each.epsilon
+    }
+    ((name,),) = db.execute("SELECT name FROM subject WHERE id = ?", about)
+    spent = total.spent(budget.forgotten)
+    return LedgerAccount(
+        f"{budget.subject or 'subject'} {name[:12]}…",
+        versions.fetchone()[0],
+        spent,
+        max(0.0, budget.epsilon - spent),
+        dict(fields.fetchall()),
+        peers,
+        total.documents,
+    )
 
 
 def _account(document: str, rows: list[tuple[Any, ...]], budget: Budget) -> LedgerAccount:
@@ -329,24 +404,28 @@ def summary(db: sqlite3.Connection, budget: Budget) -> dict[str, Any]:
     }
     sums = db.execute(f"SELECT DISTINCT epsilon, square, rho FROM spent WHERE peer = {EVERYBODY}")
     totals = [PrivacyLoss(*row) for row in sums]
+    counted["subjects"] = db.execute("SELECT count(*) FROM subject").fetchone()[0]
+    dearest = next((each.spent(budget.forgotten) for each in subjects.sums(db, "")), 0.0)
+    most = max(spent(totals, budget), dearest)
     return {
         "budget": asdict(budget),
+        "unit": budget.noun,
         **counted,
-        "most_spent": spent(totals, budget),
-        "meaning": _meaning(db, spent(totals, budget)),
-        "least_left": left(totals, budget.ceiling),
+        "most_spent": most,
+        "meaning": _meaning(db, most, budget.subject if dearest else ""),
+        "least_left": min(left(totals, budget.ceiling), max(0.0, budget.epsilon - dearest)),
         "departures": list(rows(db, "departures by kind")),
         "incidents": [note for (note,) in db.execute(SQL["last incidents"])],
     }
 
 
-def _meaning(db: sqlite3.Connection, epsilon: float) -> str:
+def _meaning(db: sqlite3.Connection, epsilon: float, subject: str) -> str:
     """What an ε that was spent tells an attacker; nothing was spent, nothing is told."""
     if not epsilon:
         return ""
     # only if the word that goes and the word that comes met independent noise in every release
     (whole,) = db.execute("SELECT count(*) FROM release WHERE NOT halves").fetchone()
-    return explain(epsilon, halves=not whole)
+    return explain(epsilon, halves=not whole and not subject, subject=subject)
 
 
 def check_readable(db: sqlite3.Connection, path: str) -> None:

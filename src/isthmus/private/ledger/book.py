@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from isthmus.errors import ConfigError, DataError, PrivacyError
 from isthmus.private.cost import Cost, Covered
-from isthmus.private.ledger import accounts, chain, erasing
+from isthmus.private.ledger import accounts, chain, erasing, subjects
 from isthmus.private.ledger.accounts import Budget, LedgerAccount
 from isthmus.private.ledger.store import KINDS, SQL, LedgerStore, TallyFile, check, lost
 
@@ -211,16 +211,35 @@ class Ledger:
         self._store.rewrite()
         return known
 
-    def copies(self, covered: Covered) -> NDArray[np.bool_]:
+    def assign(self, subject_of: Mapping[str, str]) -> None:
+        """State whom documents are about, which share one budget from now on (see `subjects`)."""
+        pairs = [(document, subject) for document, subject in subject_of.items() if subject]
+        with self._store.reading() as db:
+            new = subjects.missing(db, pairs)
+        if new:
+            with self._store.writing() as db:
+                subjects.assign(db, new, self._entropy(erasing.KEY_BYTES))
+            self._paid.clear()
+
+    def subject(self, subject: str) -> LedgerAccount | None:
+        """What all documents of a subject have spent together; None of one that the ledger has not met."""
+        with self._store.reading() as db:
+            number = subjects.number_of(db, subject)
+            sums = () if number is None else subjects.sums(db, "WHERE b.subject = ?", (number,))
+            budget = self._budget(db)
+            return next((accounts.subject_account(db, each, budget) for each in sums), None)
+
+    def copies(self, covered: Covered, *, per_subject: int | None = None) -> NDArray[np.bool_]:
         """Which of the documents would be paid for by one before them: copies, under names of their own.
 
-        A release that leaves them out costs every lineage once.
+        A release that leaves them out costs every lineage once; with `per_subject` it costs every subject at
+        most so many times its ε.
         """
         import numpy as np
 
         with self._store.reading() as db:
             accounts.load(db, covered)
-            return np.array(accounts.copies(db), dtype=bool)
+            return np.array(accounts.copies(db, per_subject), dtype=bool)
 
     def charge(self, cost: Cost, covered: Covered, peer: str, *, kind: str = "counts") -> None:
         """Book a release of all these documents to a peer: durable when this returns.
@@ -317,9 +336,11 @@ class Ledger:
         with self._store.reading() as db:
             budget = self._budget(db)
             whole = accounts.left(accounts.losses(db, document, field=field), budget.ceiling)
+            whole = min(whole, accounts.left_of_subjects(db, document, budget))
             if peer is None:
                 return whole
             own = accounts.losses(db, document, peer=peer, field=field)
+            whole = min(whole, accounts.left_of_subjects(db, document, budget, peer))
             return min(whole, accounts.left(own, budget.limit(peer)))
 
     def accounts(self, most: int | None = None) -> Iterator[LedgerAccount]:

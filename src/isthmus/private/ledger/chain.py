@@ -3,7 +3,7 @@
     link 7 = what was done (JSON), and sha256(hash of link 6 + what was done)
 
 What is done: something leaves (all of its departure, and a digest of the versions that were charged), fewer
-items left than were written ahead, the budget changes, a loss is declared, the audit log is anchored. The
+items left than were written ahead, it is stated whose documents are (a digest of all that is), the budget changes, a loss is declared, the audit log is anchored. The
 chain has no key: whoever can write the file can build it anew. So the audit log, which has one, keeps heads
 of it, and `check` compares.
 """
@@ -68,6 +68,11 @@ def _departures(
     return (dict(zip(names, row, strict=True)) for row in rows)
 
 
+def link_subjects(db: sqlite3.Connection) -> None:
+    """Add whose all documents are, after that has changed."""
+    link(db, {"belongs": _digest(db.execute(SQL["linked subjects"]))})
+
+
 def _digest(versions: Iterable[tuple[str]]) -> str:
     digest, empty = hashlib.sha256(), True
     for (name,) in versions:
@@ -96,13 +101,13 @@ def check(db: sqlite3.Connection, path: str, heads: Mapping[int, str]) -> int:
 
     A DataError names the first entry that is not what it was.
     """
-    waiting, unlinked, number = dict(heads), 0, 0
+    waiting, unlinked, number, belongs = dict(heads), 0, 0, ""
     expected: dict[int, tuple[int, dict[str, Any]]] = {}
     for number, hash, event in events(db, path):
         if waiting.pop(number, hash) != hash:
             problem = f"entry {number} of the ledger is another than the one that the audit log has"
             raise DataError(problem, file=path, cure=CURE)
-        unlinked = event.get("unlinked", unlinked)
+        unlinked, belongs = event.get("unlinked", unlinked), event.get("belongs", belongs)
         if "kind" in event:
             expected[event["departure"]] = number, event
         elif "lowered" in event:
@@ -111,6 +116,8 @@ def check(db: sqlite3.Connection, path: str, heads: Mapping[int, str]) -> int:
     if waiting:
         problem = f"the ledger ends with entry {number}, and the audit log has entry {max(waiting)} of it"
         raise DataError(problem, file=path, cure="an older copy was put back; go back to the newest")
+    if _digest(db.execute(SQL["linked subjects"])) != belongs:
+        raise DataError("whose documents are is not what the ledger's entries say", file=path, cure=CURE)
     if number:  # else an older Isthmus wrote it, and nothing was written since
         _compare(db, path, expected, unlinked)
     return number

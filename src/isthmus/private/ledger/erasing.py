@@ -13,14 +13,13 @@ from collections.abc import Iterable
 from isthmus.private.ledger.store import SQL
 
 KEY = "erasure key"
-"""The setting that has the key, in hexadecimal; there is none before anything was erased."""
+"""The setting that has the key, in hexadecimal; there is none before it is needed."""
 KEY_BYTES = 32
 
 
 def erase(db: sqlite3.Connection, names: Iterable[str], key: bytes) -> int:
     """Replace what is known of these documents; how many there were. `key` is used if there is none yet."""
-    db.execute("INSERT OR IGNORE INTO setting VALUES (?, ?)", (KEY, key.hex()))
-    key = _key(db) or key
+    key = settled_key(db, key)
     known = 0
     for name in names:
         row = db.execute("SELECT id FROM document WHERE name = ?", (name,)).fetchone()
@@ -41,7 +40,7 @@ def erase(db: sqlite3.Connection, names: Iterable[str], key: bytes) -> int:
 
 def lineage_of(db: sqlite3.Connection, name: str, text: bytes) -> int | None:
     """The lineage of an erased document that had this name or these words; None for none."""
-    key = _key(db)
+    key = key_of(db)
     if key is None:
         return None
     row = db.execute(
@@ -53,7 +52,14 @@ def lineage_of(db: sqlite3.Connection, name: str, text: bytes) -> int | None:
     return None if row is None else int(row[0])
 
 
-def _key(db: sqlite3.Connection) -> bytes | None:
+def settled_key(db: sqlite3.Connection, new: bytes) -> bytes:
+    """The ledger's key of digests; from now on `new`, if it has none."""
+    db.execute("INSERT OR IGNORE INTO setting VALUES (?, ?)", (KEY, new.hex()))
+    return key_of(db) or new
+
+
+def key_of(db: sqlite3.Connection) -> bytes | None:
+    """The ledger's key of digests; None while there is none."""
     row = db.execute("SELECT value FROM setting WHERE name = ?", (KEY,)).fetchone()
     return None if row is None else bytes.fromhex(row[0])
 

@@ -78,3 +78,13 @@ CREATE VIEW payer AS
 -- step 3
 -- every change in order, as JSON, with a hash over it and the hash before it
 CREATE TABLE link (number INTEGER PRIMARY KEY, event TEXT NOT NULL, hash TEXT NOT NULL);
+
+-- step 4
+-- whom documents are about: a patient, a customer, by a keyed digest; what is said once stays
+CREATE TABLE subject (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE belongs (
+    document INTEGER NOT NULL REFERENCES document,
+    subject INTEGER NOT NULL REFERENCES subject,
+    PRIMARY KEY (document, subject)
+) WITHOUT ROWID;
+CREATE INDEX belongs_to ON belongs (subject);

@@ -15,6 +15,7 @@ CREATE TEMP TABLE fresh (
     version INTEGER NOT NULL, owner INTEGER NOT NULL, counted INTEGER NOT NULL,
     PRIMARY KEY (version, owner)
 ) WITHOUT ROWID;
+CREATE TEMP TABLE stated (document INTEGER NOT NULL, subject INTEGER NOT NULL);
 
 -- name: load
 INSERT INTO batch (document, name, version, owner, origin, fits)
@@ -103,6 +104,7 @@ FROM release r WHERE r.id = ?
 
 -- name: dearest
 JOIN (SELECT document, max(epsilon) AS most FROM spent WHERE peer = 0
+    AND document NOT IN (SELECT coalesce(o.lineage, o.id) FROM belongs b JOIN document o ON o.id = b.document)
     GROUP BY document ORDER BY 2 DESC LIMIT ?) dear USING (document)
 ORDER BY dear.most DESC, d.name
 
@@ -170,5 +172,42 @@ FROM departure d JOIN peer p ON p.id = d.peer LEFT JOIN release r ON r.id = d.re
 -- name: linked versions
 SELECT c.departure, v.name FROM charge c JOIN version v ON v.id = c.version ORDER BY c.departure, v.id
 
+-- name: linked subjects
+SELECT b.document || ' ' || s.name FROM belongs b JOIN subject s ON s.id = b.subject ORDER BY b.document, s.name
+
 -- name: fresh versions
 SELECT v.name FROM version v WHERE v.id IN (SELECT version FROM fresh) ORDER BY v.id
+
+-- name: stated subjects
+-- what is new of whom documents are about
+INSERT INTO stated SELECT d.id, s.id FROM document d, subject s
+WHERE d.name = ? AND s.name = ?
+    AND NOT EXISTS (SELECT 1 FROM belongs b WHERE b.document = d.id AND b.subject = s.id)
+
+-- name: inherited
+-- who gets a document that was another's gets all that the other's documents have spent
+INSERT OR IGNORE INTO belongs SELECT other.document, n.subject
+FROM stated n JOIN belongs before ON before.document = n.document JOIN belongs other ON other.subject = before.subject
+
+-- name: of a subject
+-- the lineages of subjects, and what the dearest field of each has spent
+SELECT b.subject, coalesce(d.lineage, d.id) AS document,
+    coalesce((SELECT max(epsilon) FROM spent s
+        WHERE s.document = coalesce(d.lineage, d.id) AND s.peer = {peer}), 0.0) AS most
+FROM belongs b JOIN document d ON d.id = b.document {only} GROUP BY 1, 2
+
+-- name: touched
+-- the subjects of those who pay
+WHERE b.subject IN (
+    SELECT o.subject FROM fresh f JOIN belongs o ON o.document = f.owner
+    UNION SELECT o.subject FROM fresh f JOIN document c ON c.lineage = f.owner
+        JOIN belongs o ON o.document = c.id
+)
+
+-- name: fields of a subject
+SELECT s.field, sum(s.epsilon) FROM spent s WHERE s.peer = 0 AND s.document IN (
+    SELECT coalesce(d.lineage, d.id) FROM belongs b JOIN document d ON d.id = b.document WHERE b.subject = ?
+) GROUP BY s.field ORDER BY s.field
+
+-- name: versions of a subject
+SELECT count(*) FROM version WHERE document IN (SELECT document FROM belongs WHERE subject = ?)
