@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 47_140,  # who asks; whose budget; attached engines; learning, classification; tuned encoders
+    "src/isthmus": 47_140,  # who asks, whose budget; attached engines; learning, classification
     "benchmarks": 2_669,  # a node beside its peers at two sizes, its growth; stand-ins that heed k
     "docs": 345,  # the reference's folders; how a node grows, as a plot beside tantivy
     "reproduce": 7_028,  # verdicts; a tuned encoder; hypotheses; CS-F-LTR as printed; choices left out
