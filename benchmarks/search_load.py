@@ -1,6 +1,8 @@
-"""The whole service under load: nodes, a broker, and users who pause a second between searches.
+"""The whole service under load: nodes, a broker, and users who pause between searches.
 
 Four silos of 40,000 documents with twenty users, then fifty of 2,000 with four: each search asks every silo.
+Pauses are exponential, a second on average: pauses of one length would have all users come at once for ever
+after the first time that one search was slow.
 Every node and the broker is a process of its own; broker and nodes speak over mutual TLS on loopback. Memory
 is compared between a tenth of the searches and the end.
 
@@ -13,6 +15,7 @@ is compared between a tenth of the searches and the end.
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 import sys
 import tempfile
@@ -76,7 +79,7 @@ async def _load(silos: Silos, searches: int, users: int) -> tuple[list[float], i
     """Milliseconds of every search, how many did not hear from every silo, and how memory grew."""
     questions = list(zipf_texts(2_000, 4, 99))
     times: list[float] = []
-    failures, early, numbers = 0, 0.0, count()
+    failures, early, numbers, pauses = 0, 0.0, count(), random.Random(7)
     async with silos.client() as client:
         began = time.perf_counter()
         await silos.up(client)
@@ -92,7 +95,7 @@ async def _load(silos: Silos, searches: int, users: int) -> tuple[list[float], i
                 times.append(1000 * (time.perf_counter() - began))
                 if at == searches // 10:
                     early = silos.memory()
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(pauses.expovariate(1 / PAUSE))
 
         await asyncio.gather(*(user(number) for number in range(users)))
         spent = {name: 1000 * (after - before[name]) / searches for name, after in silos.processor().items()}

@@ -447,7 +447,7 @@ def test_a_killed_process_has_recorded_too_much_and_never_too_little(tmp_path: P
         showing.communicate()
         left, now = log.stat().st_size, recorded(path, "snippets")
         assert left <= now
-        assert now - before <= 2 * (left - left_before) + 64, "at most twice what left"
+        assert now - before <= 3 * (left - left_before) + 192, "at most three times what left"
         before, left_before = now, left
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import shutil
@@ -27,6 +28,9 @@ from isthmus.service.silo_training import ENVIRONMENT, TrainingRole, pauses, tak
 
 PATIENCE = 10.0
 """Seconds that training is given to end."""
+
+SETTLED = (1.0, 30.0)
+"""Seconds after a server has begun to listen, when most of what it will keep is there."""
 
 _log = logging.getLogger("isthmus.service")
 
@@ -147,7 +151,16 @@ async def _served(serving: Server, host: str, started: Callable[[str], None]) ->
     if serving.started:
         port = serving.servers[0].sockets[0].getsockname()[1]
         started(f"{serving.scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+        for seconds in SETTLED:
+            asyncio.get_running_loop().call_later(seconds, _freeze)
     await work
+
+
+def _freeze() -> None:
+    """Have the garbage collector pass over what is here by now and mostly stays: to look through it takes a
+    tenth of a second, in which nobody is answered."""
+    gc.collect()
+    gc.freeze()
 
 
 def _check_free(host: str, port: int) -> None:

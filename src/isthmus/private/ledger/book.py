@@ -27,6 +27,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -446,31 +447,40 @@ class _Block:
 
 
 class Ahead:
-    """Departures of one process, by kind, peer and note; for all its threads."""
+    """Departures of one process, by kind, peer and note; for all its threads.
+
+    The next block is written while half of one is left, so that nobody waits for the disk but the first.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._turn = threading.Lock()
         self._blocks: dict[tuple[str, str, str], _Block] = {}
-        self._sizes: dict[tuple[str, str, str], int] = {}
+        self._next: dict[tuple[str, str, str], Future[_Block]] = {}
+        self._writer = ThreadPoolExecutor(1, "departures")
 
     def note(self, kind: str, peer: str, items: int, note: str) -> None:
         """So many things are about to leave: in the ledger when this returns, or a PrivacyError."""
         key = (kind, peer, note)
         with self._turn:
+            block = self._blocks.get(key)
             while items > 0:
-                block = self._blocks.get(key)
                 if block is None or block.used == block.size:
-                    block = self._blocks[key] = self._written(key, items)
+                    written = self._next.pop(key, None) or self._begun(key, block, items)
+                    block = self._blocks[key] = written.result()
                 some = min(items, block.size - block.used)
                 block.used += some
                 items -= some
+            if block is not None and 2 * block.used >= block.size and key not in self._next:
+                self._next[key] = self._begun(key, block, 0)
 
-    def _written(self, key: tuple[str, str, str], items: int) -> _Block:
+    def _begun(self, key: tuple[str, str, str], before: _Block | None, items: int) -> Future[_Block]:
+        size = FIRST if before is None else min(MOST, 2 * before.size)
+        return self._writer.submit(self._written, key, max(items, size))
+
+    def _written(self, key: tuple[str, str, str], size: int) -> _Block:
         kind, peer, note = key
-        size = max(items, self._sizes.get(key, FIRST))
         number = self._ledger.record(kind, peer, items=size, note=note)
-        self._sizes[key] = min(MOST, 2 * size)
         return _Block(number, size, time.monotonic())
 
     def settle(self, *, older: float = 0.0) -> None:
@@ -478,5 +488,7 @@ class Ahead:
         until = time.monotonic() - older
         with self._turn:
             ready = {key: block for key, block in self._blocks.items() if block.begun <= until}
-            self._ledger.lower({block.number: block.used for block in ready.values()})
+            unused = [written for key in ready if (written := self._next.pop(key, None))]
             self._blocks = {key: block for key, block in self._blocks.items() if key not in ready}
+        blocks = [*ready.values(), *(each.result() for each in unused if each.exception() is None)]
+        self._ledger.lower({block.number: block.used for block in blocks})
