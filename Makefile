@@ -2,7 +2,7 @@
 #
 #   make demo     a world of four silos, measured, then searched from one page     (DEMO_ARGS=--headless)
 #   make test     check, then every test                                           (TEST_ARGS="-k tables")
-#   make core     the tests without long trials, browser, servers of others and demonstration
+#   make core     the tests without long trials, browser, servers of others, reproductions and demonstration
 #   make check    lint, format, types, import order, the rules of the house
 #   make bench    every hot path beside its peer; writes bench.json
 #   make pythons  the tests on every other Python from 3.11 to 3.13 that is on PATH
@@ -80,7 +80,7 @@ pythons:
 
 core: $(DEV) $(REPRODUCE)
 	@echo "· the core's tests on $$($(BIN)/python --version)"
-	@$(PYTEST) -m "not soak and not beyond" $(TEST_ARGS)
+	@$(PYTEST) tests -m "not soak and not beyond" $(TEST_ARGS)
 
 check: $(DEV)
 	@echo "· ruff: lint and format"

@@ -51,11 +51,14 @@ LONGEST = (
 )
 
 
-# Tests beyond the core: with a browser, with servers of others, or with the whole demonstration.
+# Tests beyond the core: with a browser, with servers of others, with Flower over a network, or with the whole
+# demonstration.
 BEYOND = (
+    "attacks/test_training_port.py",
     "journeys/test_attach.py",
     "journeys/test_demo.py",
     "journeys/test_demo_story.py",
+    "journeys/test_deployment.py",
     "tests/test_attach_engines.py",
 )
 OTHERS = {"browser", "postgres_url", "_postgres_server"}

@@ -154,6 +154,7 @@ def test_masks_are_new_every_time_and_leave_no_trace(wire):
     assert not set(np.concatenate(masked[:15]).tolist()) & set(np.concatenate(masked[15:]).tolist())
 
 
+@pytest.mark.beyond
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra `ray` is not installed")
 def test_ray_gives_the_same_result(monkeypatch, tmp_path):
     """Masked training, which needs all that open training does of a runtime, and a silo's state besides."""
