@@ -19,7 +19,7 @@ from isthmus.files import private_file
 from isthmus.service import certificates, connections, security
 from isthmus.service.certificates import Authority
 from isthmus.service.security import ApiKeys, Caller, Gate, Once
-from isthmus.service.settings import RequestLimits
+from isthmus.service.settings import SCOPES, RequestLimits
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +287,7 @@ class TestGate:
             Gate().caller(scope_with())
 
     def test_an_administrator_may_do_all(self):
-        assert all(Caller("ada", frozenset({"admin"})).may(scope) for scope in security.SCOPES)
+        assert all(Caller("ada", frozenset({"admin"})).may(scope) for scope in SCOPES)
 
 
 class TestOnce:

@@ -94,6 +94,7 @@ DISTRIBUTIONS = {
     "Stemmer": "PyStemmer",
     "google": "protobuf",
     "grpc": "grpcio",
+    "jwt": "PyJWT",
     "mpl_toolkits": "matplotlib",
     "ray": "flwr[simulation]",
     "sklearn": "scikit-learn",

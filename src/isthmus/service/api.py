@@ -11,7 +11,9 @@
 | GET /v1/documents/SILO/ID | documents, or search for what the owner has allowed |
 | POST, GET /v1/judgements · POST /v1/learning /v1/learning/rollback /v1/requests/SILO/NUMBER | admin |
 | GET /metrics | metrics |
-| GET /v1/me · POST, DELETE /v1/session · /v1/health · /v1/ready · /v1/openapi.json · /v1/docs | none |
+| GET, DELETE /v1/sessions | admin |
+| GET /v1/me · GET, POST, DELETE /v1/session · GET /v1/signin | none |
+| GET /v1/health · /v1/ready · /v1/openapi.json · /v1/docs | none |
 """
 
 from __future__ import annotations
@@ -26,20 +28,20 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp
 
 from isthmus import __version__
-from isthmus.service import pages, wire
+from isthmus.service import pages, signin, wire
 from isthmus.service.apps import METRICS, PROBLEMS, ShortWay, new_app, problems, reference
 from isthmus.service.broker import Broker
 from isthmus.service.count_routing import count_matches
 from isthmus.service.learning_runs import LearningRuns
-from isthmus.service.limits import CALLER, NOTE, WRONG_KEY, HttpProblem, Protect, Surface, names_of
+from isthmus.service.limits import CALLER, NOTE, HttpProblem, Protect, Surface, names_of
 from isthmus.service.metrics import CONTENT_TYPE
 from isthmus.service.people import Person
-from isthmus.service.security import SCOPES, ApiKeys, Caller, Gate
-from isthmus.service.sessions import COOKIE, FORMER_COOKIE, LONGEST, SECURE_COOKIE, Sessions, session_in
-from isthmus.service.settings import BrokerSettings
+from isthmus.service.security import ApiKeys, Caller, Gate
+from isthmus.service.sessions import Sessions
+from isthmus.service.settings import SCOPES, BrokerSettings
 from isthmus.service.templates import template
 
-OPEN = ("/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/docs", "/v1/docs.css", "/v1/session")
+OPEN = ("/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/docs", "/v1/docs.css", *signin.OPEN)
 TITLE = "Isthmus broker"
 ABOUT = (
     "One search over silos that keep their documents. A hit's probability is meant as one: of hits shown"
@@ -66,6 +68,7 @@ def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
     app.state.broker, app.state.learning = broker, LearningRuns(broker)
     app.state.gate = gate = gate or gate_of(broker.settings)
     app.include_router(_router)
+    app.include_router(signin.router)
     opened = pages.mount(app)
     requests = broker.metrics.counter("isthmus_requests_total", "Requests.", "path", "status")
     times = broker.metrics.histogram("isthmus_request_seconds", "Times of requests.", "path")
@@ -84,11 +87,16 @@ def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
 
 
 def gate_of(settings: BrokerSettings) -> Gate[Any]:
-    """API keys; without any, whoever reaches the address, which only loopback allows."""
-    if settings.keys is None:
+    """API keys and a provider's people; without either, whoever reaches the address, which only loopback
+    allows."""
+    if settings.keys is None and settings.oidc is None:
         return Gate(strangers=[scope for scope in SCOPES if scope != "admin"])
-    keys = ApiKeys(settings.keys)
-    return Gate(keys=keys, sessions=Sessions(keys))
+    keys = None if settings.keys is None else ApiKeys(settings.keys)
+    if settings.oidc is None:
+        return Gate(keys=keys, sessions=Sessions(keys))
+    from isthmus.service.oidc import Provider
+
+    return Gate(keys=keys, sessions=Sessions(keys, Provider(settings.oidc)))
 
 
 def hosts_of(settings: BrokerSettings) -> frozenset[str] | None:
@@ -249,44 +257,10 @@ async def me(request: Request) -> wire.Me:
     """Who is asking, and what they may do."""
     caller: Caller[Any] = request.scope[CALLER]
     ends = None if caller.expires is None else wire.moment(caller.expires)
-    return wire.Me(name=caller.name, scopes=sorted(caller.scopes), expires=ends)
-
-
-@_router.post("/v1/session", status_code=204, response_model=None)
-async def open_session(body: wire.Session, request: Request) -> Response:
-    """Sign in: a cookie that no script can read stands for the API key from now on."""
-    sessions: Sessions | None = request.app.state.gate.sessions
-    number = None if sessions is None else sessions.open(body.key)
-    if sessions is None or number is None:
-        request.scope[WRONG_KEY]()
-        raise HttpProblem(401, "the API key is unknown, revoked or expired")
-    answer = _signed_out(request)
-    # a proxy may speak TLS for us; the browser says how it reached the page
-    secure = "https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0])
-    name = SECURE_COOKIE if secure else COOKIE
-    answer.set_cookie(
-        name, number, max_age=int(LONGEST), httponly=True, secure=secure, samesite="strict", path="/"
+    groups = [] if caller.person is None else sorted(caller.person.groups)
+    return wire.Me(
+        name=caller.name, label=caller.label, scopes=sorted(caller.scopes), groups=groups, expires=ends
     )
-    return answer
-
-
-@_router.delete("/v1/session", status_code=204, response_model=None)
-async def close_session(request: Request) -> Response:
-    """Sign out."""
-    return _signed_out(request)
-
-
-def _signed_out(request: Request) -> Response:
-    """End the session that the request carries, if any, and have the browser forget its cookies."""
-    sessions: Sessions | None = request.app.state.gate.sessions
-    number = session_in(request.scope)
-    if sessions is not None and number is not None:
-        sessions.close(number)
-    answer = Response(status_code=204)
-    for name in {SECURE_COOKIE, COOKIE, FORMER_COOKIE} & request.cookies.keys():
-        secure = name == SECURE_COOKIE
-        answer.delete_cookie(name, path="/", httponly=True, secure=secure, samesite="strict")
-    return answer
 
 
 @_router.get("/v1/health")

@@ -289,6 +289,7 @@ class Protect:
         scope = exchange.scope
         self._check_host(scope)
         self._check_site(scope)
+        await self.gate.renew(scope)
         caller = self._caller(scope)
         exchange.caller, exchange.expires, scope[CALLER] = caller.name, caller.expires, caller
         stranger = caller is self.gate.strangers

@@ -24,8 +24,16 @@ from isthmus.config import toml_value
 from isthmus.errors import ConfigError, several
 from isthmus.files import write_private
 from isthmus.service.certificates import DAYS, LOOPBACK, TRAINING, Authority, check_name
-from isthmus.service.security import SCOPES, ApiKeys
-from isthmus.service.settings import EncoderSettings, EngineSettings, PageText, Source, read_broker, read_node
+from isthmus.service.security import ApiKeys
+from isthmus.service.settings import (
+    SCOPES,
+    EncoderSettings,
+    EngineSettings,
+    PageText,
+    Source,
+    read_broker,
+    read_node,
+)
 from isthmus.service.templates import template
 
 EXAMPLES = (Source("folder", Path("documents")),)

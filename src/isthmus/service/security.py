@@ -39,14 +39,13 @@ from isthmus.errors import ConfigError, DataError, Refused
 from isthmus.files import locked, private_file, write_private
 from isthmus.service.certificates import private_folder
 from isthmus.service.people import Person
+from isthmus.service.settings import SCOPES
 
 if TYPE_CHECKING:
     from starlette.types import Scope
 
     from isthmus.service.sessions import Sessions
 
-SCOPES = ("search", "feedback", "documents", "counts", "metrics", "admin")
-"""What a key may be good for; `admin` sees the views of silos, training and calibration, and all else."""
 PREFIX = "isk"
 DAYS, WARN_DAYS = 90.0, 14.0
 """How long a key holds unless somebody says otherwise, and how long before its end people are warned."""
@@ -79,6 +78,8 @@ class Caller(Generic[P]):
     """When the key ends, in seconds since 1970."""
     person: Person | None = field(default=None, compare=False)
     """Who that is for silos; a stranger is nobody."""
+    label: str = field(default="", compare=False)
+    """What the page calls them, where that is not their name."""
 
     def may(self, scope: str) -> bool:
         """Whether this caller has the scope; an administrator has all."""
@@ -257,6 +258,11 @@ class Gate(Generic[P]):
         self.strangers = Caller[P]("anonymous", frozenset(strangers))
         self._clock = clock
 
+    async def renew(self, scope: Scope) -> None:
+        """Have the provider asked again about a session's person, where it is time to."""
+        if self.sessions is not None:
+            await self.sessions.renew(scope)
+
     def caller(self, scope: Scope) -> Caller[P]:
         """The caller of a request; raises Refused if it is not authenticated."""
         peer: Peer | None = scope.get("extensions", {}).get(PEER)
@@ -274,6 +280,8 @@ class Gate(Generic[P]):
             return caller
         if self.strangers.scopes:
             return self.strangers
+        if self.sessions is not None and self.sessions.provider is not None:
+            raise Refused("sign in, or send an API key")
         raise Refused("no certificate of a known peer" if self.peers else "an API key is needed")
 
 

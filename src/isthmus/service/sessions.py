@@ -1,22 +1,26 @@
-"""Sessions of the page: a random id in a cookie stands for an API key, which the browser does not keep.
+"""Sessions of the page: a random id in a cookie stands for an API key, or for what a provider says of people.
 
-    sessions = Sessions(keys)
+    sessions = Sessions(keys, provider)
     cookie = sessions.open(token)       # its hash is stored, the key is not
-    sessions.caller(cookie)             # as long as the key is valid and somebody uses the session
+    cookie = sessions.begin(grant)      # of somebody who came from the provider
+    sessions.caller(cookie)             # as long as the key or the grant holds and somebody uses it
     sessions.close(cookie)
+    sessions.end("ada")                 # all of a person's
 
 They live in the broker's memory: after a restart people sign in again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from isthmus.errors import Refused
 from isthmus.service.security import ApiKeys, Caller
@@ -31,54 +35,178 @@ FORMER_COOKIE = "isthmus_key"
 IDLE, LONGEST = 12 * 3600.0, 7 * 86400.0
 """Seconds after which a session ends: since its last use, and since its beginning."""
 MOST, EACH = 10_000, 20
-"""Sessions of all keys, and of one; the one unused for longest makes room."""
+"""Sessions of all people, and of one key or person; the one unused for longest makes room."""
+RETRY = 60.0
+"""Seconds between two questions to a provider that does not answer."""
+
+Reason = Literal["again", "denied", "groups", "provider"]
+_log = logging.getLogger("isthmus.service")
+
+
+class NotSignedIn(Refused):
+    """Why somebody is not signed in; `reason` is what the page shows.
+
+    again: it was not begun in this browser, or took too long; denied: the provider refused; groups: none of
+    the person's groups may do anything here; provider: it does not answer, or says what cannot be believed.
+    """
+
+    def __init__(self, reason: Reason, problem: str) -> None:
+        self.reason: Reason = reason
+        super().__init__(problem)
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What the provider says of a person, to be asked again from `due` on; it ends with `until`."""
+
+    caller: Caller[Any]
+    subject: str
+    due: float
+    until: float
+    refresh: str = field(default="", repr=False)
+
+
+class SignInProvider(Protocol):
+    """Who signs people in."""
+
+    @property
+    def host(self) -> str:
+        """What people know it by."""
+
+    @property
+    def secure(self) -> bool:
+        """Whether browsers reach us over TLS."""
+
+    async def begin(self) -> tuple[str, str]:
+        """The address of its page, and what the browser keeps meanwhile."""
+
+    async def finish(self, parameters: Mapping[str, str], pending: str) -> Grant:
+        """Who came back with these parameters; NotSignedIn if nobody."""
+
+    async def renew(self, grant: Grant) -> Grant:
+        """What it says of a person now; NotSignedIn where it says no."""
+
+    async def end_address(self) -> str | None:
+        """Its own page for signing out."""
 
 
 @dataclass(frozen=True)
 class _Session:
-    key: str
+    owner: str
+    """The id of an API key; of a person, what they are called at the provider."""
     opened: float
     used: float
+    grant: Grant | None = None
 
 
 class Sessions:
     """Open sessions by the hash of their ids, those unused for longest first."""
 
-    def __init__(self, keys: ApiKeys, *, clock: Callable[[], float] = time.time) -> None:
-        self._keys, self._clock = keys, clock
+    def __init__(
+        self,
+        keys: ApiKeys | None,
+        provider: SignInProvider | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._keys, self.provider, self._clock = keys, provider, clock
         self._open: OrderedDict[bytes, _Session] = OrderedDict()
+        self._renewing: dict[bytes, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def with_keys(self) -> bool:
+        """Whether an API key opens one."""
+        return self._keys is not None
+
     def open(self, token: str) -> str | None:
         """The id of a new session for whoever has this API key; None if nobody has."""
-        key = self._keys.key_of(token)
-        if key is None:
-            return None
-        own = [name for name, session in self._open.items() if session.key == key.id]
+        key = None if self._keys is None else self._keys.key_of(token)
+        return None if key is None else self._begun(key.id, None)
+
+    def begin(self, grant: Grant) -> str:
+        """The id of a new session for somebody whom the provider has signed in."""
+        return self._begun(grant.subject, grant)
+
+    def _begun(self, owner: str, grant: Grant | None) -> str:
+        own = [
+            name
+            for name, each in self._open.items()
+            if each.owner == owner and (each.grant is None) == (grant is None)
+        ]
         for name in own[: max(0, len(own) - EACH + 1)]:
             del self._open[name]
         if len(self._open) >= MOST:
             self._open.popitem(last=False)
         number, now = secrets.token_urlsafe(32), self._clock()
-        self._open[_digest(number)] = _Session(key.id, now, now)
+        self._open[_digest(number)] = _Session(owner, now, now, grant)
         return number
 
     def caller(self, number: str) -> Caller[Any] | None:
-        """Whose session this is; None for one that is unknown or over, or whose key is."""
+        """Whose session this is; None for one that is unknown or over, or whose key or grant is."""
         name, now = _digest(number), self._clock()
         session = self._open.get(name)
         if session is None:
             return None
         over = now - session.used > IDLE or now - session.opened > LONGEST
-        caller = None if over else self._keys.caller(session.key)
+        caller = None if over else self._caller_of(session)
         if caller is None:
             del self._open[name]
             return None
         self._open[name] = replace(session, used=now)
         self._open.move_to_end(name)
         return caller
+
+    def _caller_of(self, session: _Session) -> Caller[Any] | None:
+        if session.grant is not None:
+            return session.grant.caller if self._clock() < session.grant.until else None
+        return None if self._keys is None else self._keys.caller(session.owner)
+
+    async def renew(self, scope: Scope) -> None:
+        """Ask the provider again about the person of a request's session, if it is due: once for all requests
+        that come meanwhile. Who is refused has no session any more."""
+        name = _digest(session_in(scope) or "")
+        session = self._open.get(name)
+        if session is None or session.grant is None or self._clock() < session.grant.due:
+            return
+        if name not in self._renewing and session.grant.refresh:
+            self._renewing[name] = asyncio.create_task(self._renew(name, session.grant))
+        if name in self._renewing:
+            await asyncio.shield(self._renewing[name])
+
+    async def _renew(self, name: bytes, grant: Grant) -> None:
+        try:
+            assert self.provider is not None
+            new: Grant | None = await self.provider.renew(grant)
+        except NotSignedIn as refusal:
+            _log.warning("a session could not be renewed: %s", refusal)
+            # a provider that does not answer says nothing of the person, until the grant ends
+            new = replace(grant, due=self._clock() + RETRY) if refusal.reason == "provider" else None
+        finally:
+            del self._renewing[name]
+        session = self._open.get(name)
+        if session is not None and new is not None:
+            self._open[name] = replace(session, grant=new)
+        elif session is not None:
+            del self._open[name]
+
+    def list(self) -> list[tuple[Caller[Any], float, float]]:
+        """Who has a session, since when, and when they used it last."""
+        callers = [(self._caller_of(each), each.opened, each.used) for each in self._open.values()]
+        return [(caller, opened, used) for caller, opened, used in callers if caller is not None]
+
+    def end(self, person: str) -> int:
+        """End all sessions of a person, by the name of their keys or their id at the provider; how many."""
+        gone = [
+            name
+            for name, session in self._open.items()
+            if (caller := self._caller_of(session)) is not None and caller.name == person
+        ]
+        for name in gone:
+            del self._open[name]
+        return len(gone)
 
     def caller_in(self, scope: Scope) -> Caller[Any] | None:
         """Whose session a request carries, None if none; Refused if it is over."""

@@ -37,6 +37,8 @@ OPERATOR = "operator"
 """What a store calls the source of documents that were put one by one."""
 ANONYMOUS = "anonymous"
 """The peer whose policy holds for whoever reaches a node without TLS, which only loopback allows."""
+SCOPES = ("search", "feedback", "documents", "counts", "metrics", "admin")
+"""What a key may be good for; `admin` sees the views of silos, training and calibration, and all else."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 SecretText = str
@@ -547,8 +549,56 @@ class PageText:
 
 
 @dataclass(frozen=True)
+class OidcSettings:
+    """Sign-in at an OpenID Connect provider, where this broker is registered as a client.
+
+    `groups` says what its groups may do, as scopes of API keys; `"*"` is everybody who can sign in.
+    """
+
+    issuer: str
+    client_id: str
+    address: str
+    """The broker's own, as browsers have it; at the provider, register ADDRESS/v1/signin/callback."""
+    groups: Mapping[str, tuple[str, ...]]
+    client_secret_file: Path | None = None
+    """None is a public client, which PKCE alone protects."""
+    groups_claim: str = "groups"
+    """Where they are in the ID token or the user info: a name, or a path such as realm_access.roles."""
+    id_claim: str = "sub"
+    """What a person's id is; `email` only where the provider has verified it."""
+    silo_groups: tuple[str, ...] = ()
+    """Groups that silos hear of beside those in `groups`; `"*"` is all."""
+    scope: str = "openid profile email"
+    """What the provider is asked for; some give groups, or a way to renew, for another word."""
+    minutes: float = 15.0
+    """After which the provider is asked again whether a person may still; it has as long again to answer."""
+    authority: Path | None = None
+    """The certificate that the provider's own comes from, where the system does not know it."""
+
+    def __post_init__(self) -> None:
+        for key in ("issuer", "address"):
+            text = getattr(self, key)
+            plain = is_safe_address(text) and not urlsplit(text).query and not urlsplit(text).fragment
+            require(plain, f"{key} = {text!r} must be an https:// address, or http:// on loopback")
+        require(urlsplit(self.address).path in ("", "/"), f"address = {self.address!r} must have no path")
+        require(self.client_id, "client_id is what the provider calls this broker, and is missing")
+        require("openid" in self.scope.split(), f'scope = "{self.scope}" must have the word openid')
+        require(0 < self.minutes <= 1440, f"minutes = {self.minutes:g} must lie in (0, 1440]")
+        scopes = [scope for each in self.groups.values() for scope in each]
+        require(scopes, "groups gives nobody a scope: [oidc.groups] GROUP = ['search']")
+        for scope in scopes:
+            if scope not in SCOPES:
+                raise ConfigError(f"unknown scope {scope!r} in groups", key=scope, known=SCOPES)
+
+    @property
+    def redirect(self) -> str:
+        """Where the provider sends people back to, exactly."""
+        return f"{self.address.rstrip('/')}/v1/signin/callback"
+
+
+@dataclass(frozen=True)
 class BrokerSettings:
-    """The broker. Without `keys` whoever reaches its address may search, which only loopback allows."""
+    """The broker. Without `keys` or `oidc` whoever reaches it may search, which only loopback allows."""
 
     name: str = "broker"
     folder: Path = Path("broker")
@@ -561,6 +611,7 @@ class BrokerSettings:
     hosts: tuple[str, ...] = ()
     """Further names that people reach it by."""
     keys: Path | None = None
+    oidc: OidcSettings | None = None
     node_key: SecretText = ""
     """The API key it shows to nodes that it reaches without a certificate."""
     silos: Mapping[str, SiloAddress] = field(default_factory=dict)
@@ -583,8 +634,12 @@ class BrokerSettings:
             _check_name("silos", silo)
         require(10 <= self.deadline_ms <= 60_000, f"deadline_ms = {self.deadline_ms} must lie in 10..60000")
         require(0 <= self.threshold <= 1, f"threshold = {self.threshold:g} must lie in 0..1")
-        if self.keys is None and self.host not in LOOPBACK:
-            raise ValueError(f"host = {self.host!r} needs keys: whoever reaches it could search")
+        if self.keys is None and self.oidc is None and self.host not in LOOPBACK:
+            raise ValueError(f"host = {self.host!r} needs keys or [oidc]: whoever reaches it could search")
+        if self.oidc is not None and (self.hosts or self.host not in ("0.0.0.0", "::")):
+            name = urlsplit(self.oidc.address).hostname or ""
+            known = name in {*LOOPBACK, self.host.lower(), *(each.lower() for each in self.hosts)}
+            require(known, f"oidc.address names {name}, which is no name of this broker: add it to hosts")
 
 
 @dataclass(frozen=True)
@@ -692,6 +747,12 @@ def _moved(value: Any, root: Path) -> Any:
     if isinstance(value, Mapping):
         return {name: _moved(item, root) for name, item in value.items()}
     return tuple(_moved(item, root) for item in value) if isinstance(value, tuple) else value
+
+
+def is_safe_address(url: str) -> bool:
+    """Whether an address is of https, or of this machine's loopback."""
+    parts = urlsplit(url)
+    return bool(parts.hostname) and (parts.scheme == "https" or (parts.scheme == "http" and _is_here(url)))
 
 
 def _is_here(url: str) -> bool:

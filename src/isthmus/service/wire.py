@@ -1009,11 +1009,48 @@ class Session(RequestModel):
     key: Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class Me(ResponseModel):
-    """The caller's name and scopes."""
+class WaysIn(ResponseModel):
+    """How people sign in: with an API key, or at a provider of identities, by its host's name."""
 
+    key: bool
+    provider: str = ""
+
+
+class OpenSession(ResponseModel):
+    """One session of the page: whose, since when, and when it was used last, ISO 8601."""
+
+    person: str
     name: str
     scopes: list[str]
+    since: str
+    used: str
+
+
+class SessionList(ResponseModel):
+    """Every session of the page."""
+
+    sessions: list[OpenSession]
+
+
+class SessionsOf(RequestModel):
+    """Whose sessions are meant: the name of an API key's owner, or a person's id at the provider."""
+
+    person: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class EndedSessions(ResponseModel):
+    """How many sessions were ended."""
+
+    ended: Count
+
+
+class Me(ResponseModel):
+    """The caller's name, what the page calls them, and their scopes and groups."""
+
+    name: str
+    label: str = ""
+    scopes: list[str]
+    groups: list[str] = []
     expires: str | None = None
     """When the key ends, ISO 8601; None if it does not."""
 

@@ -1,0 +1,187 @@
+"""How people get into the broker's page and out again: by an API key, or through a provider of identities.
+
+| path | |
+|---|---|
+| GET /v1/session | which ways there are |
+| POST, DELETE /v1/session | with an API key, and out |
+| GET /v1/signin | to the provider, and from there to /v1/signin/callback, in the browser |
+| GET /v1/signin/end | to the provider's own page for signing out |
+| GET, DELETE /v1/sessions | who has a session, and the end of one person's: scope admin |
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import RedirectResponse, Response
+
+from isthmus.service import wire
+from isthmus.service.apps import PROBLEMS
+from isthmus.service.limits import CALLER, WRONG_KEY, HttpProblem
+from isthmus.service.sessions import (
+    COOKIE,
+    FORMER_COOKIE,
+    LONGEST,
+    SECURE_COOKIE,
+    NotSignedIn,
+    Sessions,
+    SignInProvider,
+    session_in,
+)
+
+OPEN = ("/v1/session", "/v1/signin", "/v1/signin/callback", "/v1/signin/end")
+PENDING_COOKIE = "isthmus_signin"
+_PENDING_SECONDS = 600
+_log = logging.getLogger("isthmus.service")
+
+router = APIRouter(responses=PROBLEMS)
+
+
+@router.get("/v1/session")
+async def ways_in(request: Request) -> wire.WaysIn:
+    """How people sign in here: at the provider of this name, or with an API key."""
+    sessions = _sessions(request)
+    provider = None if sessions is None else sessions.provider
+    return wire.WaysIn(
+        key=sessions is not None and sessions.with_keys, provider="" if provider is None else provider.host
+    )
+
+
+@router.post("/v1/session", status_code=204, response_model=None)
+async def open_session(body: wire.Session, request: Request) -> Response:
+    """Sign in: a cookie that no script can read stands for the API key from now on."""
+    sessions = _sessions(request)
+    number = None if sessions is None else sessions.open(body.key)
+    if number is None:
+        request.scope[WRONG_KEY]()
+        raise HttpProblem(401, "the API key is unknown, revoked or expired")
+    # a proxy may speak TLS for us; the browser says how it reached the page
+    secure = "https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0])
+    answer = _signed_out(request, Response(status_code=204))
+    return _signed_in(answer, number, secure=secure)
+
+
+@router.delete("/v1/session", status_code=204, response_model=None)
+async def close_session(request: Request) -> Response:
+    """Sign out."""
+    return _signed_out(request, Response(status_code=204))
+
+
+@router.get("/v1/signin", include_in_schema=False)
+async def begin(request: Request) -> Response:
+    """Send a browser to the provider."""
+    provider = _provider(request)
+    try:
+        address, pending = await provider.begin()
+    except NotSignedIn as refusal:
+        return _refused(refusal)
+    secure = provider.secure
+    answer = RedirectResponse(address, 303)
+    # lax: the provider's page sends the browser back here
+    answer.set_cookie(
+        _pending_name(secure), pending, max_age=_PENDING_SECONDS, httponly=True, secure=secure, samesite="lax"
+    )
+    return answer
+
+
+@router.get("/v1/signin/callback", include_in_schema=False)
+async def finish(request: Request) -> Response:
+    """Take a browser back from the provider, and begin a session of whoever it has signed in."""
+    provider, sessions = _provider(request), _sessions(request)
+    secure = provider.secure
+    try:
+        pending = request.cookies.get(_pending_name(secure), "")
+        grant = await provider.finish(dict(request.query_params), pending)
+    except NotSignedIn as refusal:
+        answer = _refused(refusal)
+    else:
+        assert sessions is not None
+        answer = _signed_out(request, RedirectResponse("/", 303))
+        answer = _signed_in(answer, sessions.begin(grant), secure=secure)
+    answer.delete_cookie(_pending_name(secure), httponly=True, secure=secure, samesite="lax")
+    return answer
+
+
+@router.get("/v1/signin/end", include_in_schema=False)
+async def end(request: Request) -> Response:
+    """Send a browser that has signed out here to the provider, to sign out there too."""
+    try:
+        address = await _provider(request).end_address()
+    except NotSignedIn as refusal:
+        return _refused(refusal)
+    return RedirectResponse(address or "/", 303)
+
+
+@router.get("/v1/sessions")
+async def open_sessions(request: Request) -> wire.SessionList:
+    """Who has a session of the page, since when, and when it was used last."""
+    sessions = _administered(request)
+    rows = [] if sessions is None else sessions.list()
+    return wire.SessionList(
+        sessions=[
+            wire.OpenSession(
+                person=caller.name,
+                name=caller.label or caller.name,
+                scopes=sorted(caller.scopes),
+                since=wire.moment(opened),
+                used=wire.moment(used),
+            )
+            for caller, opened, used in rows
+        ]
+    )
+
+
+@router.delete("/v1/sessions")
+async def end_sessions(query: Annotated[wire.SessionsOf, Query()], request: Request) -> wire.EndedSessions:
+    """End all sessions of a person at once; to keep them out, revoke their keys and tell the provider."""
+    sessions = _administered(request)
+    return wire.EndedSessions(ended=0 if sessions is None else sessions.end(query.person))
+
+
+def _administered(request: Request) -> Sessions | None:
+    if not request.scope[CALLER].may("admin"):
+        raise HttpProblem(403, "this needs a key with the scope admin")
+    return _sessions(request)
+
+
+def _sessions(request: Request) -> Sessions | None:
+    sessions: Sessions | None = request.app.state.gate.sessions
+    return sessions
+
+
+def _provider(request: Request) -> SignInProvider:
+    sessions = _sessions(request)
+    if sessions is None or sessions.provider is None:
+        raise HttpProblem(404, "this broker knows no provider of identities: sign in with an API key")
+    return sessions.provider
+
+
+def _refused(refusal: NotSignedIn) -> Response:
+    """Back to the page, which says why; what else there is to say is for the operator."""
+    _log.warning("nobody was signed in: %s", refusal)
+    return RedirectResponse(f"/#/search?signin={refusal.reason}", 303)
+
+
+def _pending_name(secure: bool) -> str:
+    return f"__Host-{PENDING_COOKIE}" if secure else PENDING_COOKIE
+
+
+def _signed_in(answer: Response, number: str, *, secure: bool) -> Response:
+    name = SECURE_COOKIE if secure else COOKIE
+    answer.set_cookie(
+        name, number, max_age=int(LONGEST), httponly=True, secure=secure, samesite="strict", path="/"
+    )
+    return answer
+
+
+def _signed_out(request: Request, answer: Response) -> Response:
+    """End the session that the request carries, if any, and have the browser forget its cookies."""
+    sessions, number = _sessions(request), session_in(request.scope)
+    if sessions is not None and number is not None:
+        sessions.close(number)
+    for name in {SECURE_COOKIE, COOKIE, FORMER_COOKIE} & request.cookies.keys():
+        secure = name == SECURE_COOKIE
+        answer.delete_cookie(name, path="/", httponly=True, secure=secure, samesite="strict")
+    return answer
