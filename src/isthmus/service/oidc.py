@@ -152,9 +152,9 @@ class Provider:
             settings.id_claim == "email" and claims.get("email_verified") is not True
         ):
             raise NotSignedIn("provider", f"the provider vouches for no {settings.id_claim} of the person")
-        said = _at(claims, settings.groups_claim)
+        claim = _at(claims, settings.groups_claim)
         groups = frozenset(
-            map(str, [said] if isinstance(said, str) else said if isinstance(said, list) else [])
+            map(str, [claim] if isinstance(claim, str) else claim if isinstance(claim, list) else [])
         )
         scopes = frozenset(scope for group in (*groups, "*") for scope in settings.groups.get(group, ()))
         if not scopes:
@@ -280,9 +280,9 @@ class Provider:
             document = None
         if reply.status_code != 200 or not isinstance(document, dict):
             code = document.get("error") if isinstance(document, dict) else None
-            said = f" ({code})" if isinstance(code, str) and re.fullmatch("[a-z_]{1,40}", code) else ""
+            named = f" ({code})" if isinstance(code, str) and re.fullmatch("[a-z_]{1,40}", code) else ""
             reason: Reason = refusal if 400 <= reply.status_code < 500 else "provider"
-            raise NotSignedIn(reason, f"{self.host} answers with status {reply.status_code}{said}")
+            raise NotSignedIn(reason, f"{self.host} answers with status {reply.status_code}{named}")
         return document
 
 
