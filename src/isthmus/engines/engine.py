@@ -50,6 +50,8 @@ class Change(NamedTuple):
     """Its kind in lower case: pdf, html; "" for one that is not known."""
     date: int | None = None
     """Its Unix time; None for one that is not known."""
+    allow: tuple[str, ...] = ()
+    """The principals who may see it; everybody where there are none."""
 
 
 @dataclass(frozen=True, eq=False)

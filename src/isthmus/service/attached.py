@@ -155,16 +155,17 @@ class AttachedStore(SqliteStore):
         for id, each in self.get(list(dict.fromkeys(chosen))).items():
             yield Change(id, 0, False, each.title, each.body, each.language)
 
-    def listed(
-        self, *, source: str = "", words: str = "", most: int = 100
-    ) -> list[tuple[str, str, str, str]]:
-        """(id, title, source, language) of the first documents whose id or title has these words in it."""
+    def listed(self, *, source: str = "", words: str = "", most: int = 100) -> list[tuple[str, ...]]:
+        """(id, title, source, language, allow, subject) of the first whose id or title has these words."""
         if not self._engine.is_counted and self._engine.maintain():  # where no node has looked yet
             self._engine.refresh()
         wanted = words.lower().split()
         every = () if source else self.living()
         named = (each for each in every if all(word in f"{each.id}\n{each.title}".lower() for word in wanted))
-        return [(each.id, each.title, "", each.language) for each in islice(named, most)]
+        return [
+            (each.id, each.title, "", each.language, "; ".join(each.allow), "")
+            for each in islice(named, most)
+        ]
 
     def languages(self) -> dict[str, int]:
         """All documents are read in one."""

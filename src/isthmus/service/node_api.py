@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from isthmus import __version__
 from isthmus.errors import BudgetExhausted, ConfigError, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
+from isthmus.service.access import principals_of
 from isthmus.service.apps import METRICS, PROBLEMS, Answers, ShortWay, new_app, problems
 from isthmus.service.display import Extras
 from isthmus.service.encoding import another_encoder
@@ -395,7 +396,12 @@ class NodeApi:
     async def put_documents(self, request: Request, body: wire.DocumentBatch) -> Response:
         """Add or change documents."""
         self._allowed(request, "operate")
-        drafts = [Draft(each.id, each.title, each.body) for each in body.documents]
+        drafts = [
+            Draft(
+                each.id, each.title, each.body, allow=principals_of(each.allow), subject=each.subject.strip()
+            )
+            for each in body.documents
+        ]
         done = await self._apart(self.node.put, drafts)
         return _json(wire.Changed(added=done.added, changed=done.changed))
 

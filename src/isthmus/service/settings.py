@@ -20,6 +20,7 @@ import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar
@@ -27,6 +28,7 @@ from urllib.parse import quote, urlsplit
 
 from isthmus.config import load, require
 from isthmus.errors import ConfigError
+from isthmus.service.access import principals_of
 from isthmus.service.parsing import ParsingLimits
 from isthmus.service.row_files import Columns
 from isthmus.service.wire import LONGEST_QUERY, MOST_HITS
@@ -200,6 +202,18 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
+class PathRule:
+    """Who may see the documents of a source whose ids have a pattern: * any letters, ? one, [ab] a or b."""
+
+    path: str
+    allow: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "allow", principals_of(self.allow))
+        require(bool(self.path and self.allow), "a rule of a source needs a path and whom it allows")
+
+
+@dataclass(frozen=True)
 class Source:
     """Where documents come from.
 
@@ -222,6 +236,10 @@ class Source:
     """Of tables: where id, title and body are; else by their usual names."""
     language: str = "auto"
     """Of its documents, as a code (de) or in English (German); auto: of each what it seems to be in."""
+    allow: tuple[str, ...] = ()
+    """Who may see its documents that do not say so themselves: "group:doctors", "user:ada"; all without."""
+    rules: tuple[PathRule, ...] = ()
+    """Who may see some of them; the first whose path fits comes before `allow`."""
 
     def __post_init__(self) -> None:
         if self.language != "auto":
@@ -234,6 +252,7 @@ class Source:
             raise ValueError(f"name = {self.name!r} is that of documents which the operator has put")
         if self.link:
             _check_link(self.link)
+        object.__setattr__(self, "allow", principals_of(self.allow))
         require(self.kind != "sql" or (self.url and self.query), "a source of kind sql needs url and query")
         require(self.kind == "sql" or self.path is not None, f"a source of kind {self.kind} needs a path")
 
@@ -247,6 +266,10 @@ class Source:
     def label(self) -> str:
         """The name under which a store remembers what a source gave."""
         return self.name or self.unnamed
+
+    def allowed(self, id: str) -> tuple[str, ...]:
+        """Who may see a document that does not say so; () for all."""
+        return next((rule.allow for rule in self.rules if fnmatchcase(id, rule.path)), self.allow)
 
     def link_to(self, id: str) -> str:
         """The address of one of its documents; "" for none."""
