@@ -27,8 +27,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 
 from isthmus.config import load, require
+from isthmus.engines.access import principals_of
 from isthmus.errors import ConfigError
-from isthmus.service.access import principals_of
 from isthmus.service.parsing import ParsingLimits
 from isthmus.service.row_files import Columns
 from isthmus.service.wire import LONGEST_QUERY, MOST_HITS
@@ -183,6 +183,10 @@ class EngineSettings:
     date: str = ""
     link: str = ""
     """Where people see a document, as `Source.link`."""
+    allow: tuple[str, ...] = ()
+    """Who may see its documents that do not say so themselves, as `Source.allow`."""
+    allow_field: str = ""
+    """Its field of the principals who may see a document, by which it filters."""
     search_by: str = ""
     filter: str = ""
     key: SecretText = ""
@@ -194,6 +198,7 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         require(0 < self.seconds <= 600, f"seconds = {self.seconds:g} must lie in (0, 600]")
+        object.__setattr__(self, "allow", principals_of(self.allow))
         if self.link:
             _check_link(self.link)
         from isthmus.languages import code_of

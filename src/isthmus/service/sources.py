@@ -32,9 +32,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from isthmus.engines.access import principals_of, subject_of
 from isthmus.errors import ConfigError, DataError, IsthmusError, MissingExtra, several
 from isthmus.languages import AUTO, code_of, detect, usual
-from isthmus.service.access import principals_of, subject_of
 from isthmus.service.parsing import READERS, TABLES, FileText, Parser, ParsingLimits
 from isthmus.service.row_files import Row
 from isthmus.service.settings import OPERATOR, NodeSettings, Source, secret

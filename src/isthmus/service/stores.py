@@ -25,6 +25,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from isthmus.engines import Change
+from isthmus.engines.access import may_see
 from isthmus.errors import DataError, ServiceError
 from isthmus.languages import DEFAULT
 from isthmus.service.templates import template
@@ -481,13 +482,15 @@ class DocumentStore(ABC):
             ((count,),) = self._rows(db, "SELECT count(*) FROM document WHERE removed = 0")
         return int(count)
 
-    def languages(self) -> dict[str, int]:
-        """How many documents there are in every language, by its code."""
-        sql = "SELECT language, count(*) FROM document WHERE removed = 0 GROUP BY language"
+    def languages(self, principals: frozenset[str] | None = None) -> dict[str, int]:
+        """How many documents there are in every language, by its code, of all or of those that these
+        principals may see."""
+        sql = "SELECT allow, language, count(*) FROM document WHERE removed = 0 GROUP BY allow, language"
         counts: Counter[str] = Counter()
         with self._transaction() as db:
-            for code, count in self._rows(db, sql):
-                counts[code or DEFAULT] += int(count)
+            for allow, code, count in self._rows(db, sql):
+                if principals is None or may_see(_lines(allow), principals):
+                    counts[code or DEFAULT] += int(count)
         return dict(sorted(counts.items()))
 
     def latest(self) -> int:
@@ -576,9 +579,10 @@ class DocumentStore(ABC):
         with self._transaction(writing=True) as db:
             self._rows(db, "DELETE FROM request WHERE at < ?", (before,))
 
-    def present(self, ids: Iterable[str]) -> set[str]:
-        """Those of the ids that a stored document has."""
-        return {id for (id,) in self._by_id("SELECT id FROM document WHERE removed = 0 AND id IN", ids)}
+    def present(self, ids: Iterable[str], principals: frozenset[str] | None = None) -> set[str]:
+        """Those of the ids that a stored document has, of all or of those that these principals may see."""
+        rows = self._by_id("SELECT id, allow FROM document WHERE removed = 0 AND id IN", ids)
+        return {id for id, allow in rows if principals is None or may_see(_lines(allow), principals)}
 
     def judgements(self) -> list[Judgement]:
         """All judgements of documents that are still stored, in order of time."""

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 
 EVERYONE = "everyone"
+ANYBODY = frozenset({EVERYONE})
+"""The principals of somebody of whom nothing is known."""
 LONGEST_NAME, MOST_PRINCIPALS = 300, 1_000
 _SEPARATOR = re.compile(r"[,;|\n]")
 _KINDS = ("user:", "group:")
@@ -30,6 +32,12 @@ def principals_of(stated: object) -> tuple[str, ...]:
     if len(principals) > MOST_PRINCIPALS:
         raise ValueError(f"allow names {len(principals):,} principals, more than {MOST_PRINCIPALS:,}")
     return tuple(principals)
+
+
+def may_see(allow: Iterable[str], principals: frozenset[str]) -> bool:
+    """Whether somebody sees a document that names those whom it allows; all do where it names nobody."""
+    named = frozenset(allow)
+    return not named or not named.isdisjoint(principals)
 
 
 def _is_blank(part: object) -> bool:
