@@ -199,9 +199,9 @@ def _list(arguments: argparse.Namespace) -> None:
     finally:
         store.close()
     columns = ("id", "title", "source", "language", "allow", "subject")
-    shown = [at for at in range(len(columns)) if at < 4 or any(row[at] for row in rows)]
-    lines = tuple(tuple(plain(row[at]) for at in shown) for row in rows)
-    listed = fitted(Table(tuple(columns[at] for at in shown), lines)) if lines else "no documents"
+    places = [at for at in range(len(columns)) if at < 4 or any(row[at] for row in rows)]
+    lines = tuple(tuple(plain(row[at]) for at in places) for row in rows)
+    listed = fitted(Table(tuple(columns[at] for at in places), lines)) if lines else "no documents"
     show(arguments, [dict(zip(columns, row, strict=True)) for row in rows], listed)
     say(f"isthmus: {len(rows):,} of {total:,} documents")
 

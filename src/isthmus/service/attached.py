@@ -27,9 +27,9 @@ from isthmus.engines import (
     RemoteEngine,
     RemoteProblem,
     WordCounts,
+    may_see,
     open_remote,
 )
-from isthmus.engines.access import may_see
 from isthmus.errors import ConfigError, Refused, ServiceError
 from isthmus.languages import DEFAULT, query
 from isthmus.learning import SearchModel

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp
 
 from isthmus import __version__
-from isthmus.engines.access import principals_of
+from isthmus.engines import principals_of
 from isthmus.errors import BudgetExhausted, ConfigError, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
 from isthmus.service.apps import METRICS, PROBLEMS, Answers, ShortWay, new_app, problems

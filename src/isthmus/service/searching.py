@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.encoders import CrossEncoder, load_cross_encoder
-from isthmus.engines import ANY, CannotNarrow, Constraints, Matches
-from isthmus.engines.access import ANYBODY
+from isthmus.engines import ANY, ANYBODY, CannotNarrow, Constraints, Matches
 from isthmus.errors import DataError
 from isthmus.features import NAMES
 from isthmus.languages import beyond_english

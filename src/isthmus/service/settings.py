@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 
 from isthmus.config import load, require
-from isthmus.engines.access import principals_of
+from isthmus.engines import principals_of
 from isthmus.errors import ConfigError
 from isthmus.service.parsing import ParsingLimits
 from isthmus.service.row_files import Columns

@@ -32,7 +32,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from isthmus.engines.access import principals_of, subject_of
+from isthmus.engines import principals_of, subject_of
 from isthmus.errors import ConfigError, DataError, IsthmusError, MissingExtra, several
 from isthmus.languages import AUTO, code_of, detect, usual
 from isthmus.service.parsing import READERS, TABLES, FileText, Parser, ParsingLimits

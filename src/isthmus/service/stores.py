@@ -24,8 +24,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from isthmus.engines import Change
-from isthmus.engines.access import may_see
+from isthmus.engines import Change, may_see
 from isthmus.errors import DataError, ServiceError
 from isthmus.languages import DEFAULT
 from isthmus.service.templates import template
