@@ -8,10 +8,8 @@ from typing import Any
 
 
 @contextmanager
-def opened(
-    browser: Any, address: str, *, patience: float, others: tuple[str, ...] = (), **context: Any
-) -> Iterator[Any]:
-    """The page at this address; fails when the browser complained or asked anybody but `others`."""
+def opened(browser: Any, address: str, *, patience: float, **context: Any) -> Iterator[Any]:
+    """The page at this address; fails when the browser complained or asked anybody else."""
     home = address.partition("/#")[0]
     complaints: list[str] = []
     window = browser.new_context(**context)
@@ -20,8 +18,7 @@ def opened(
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda told: complaints.append(told.text) if "Security Policy" in told.text else None)
     page.on(
-        "request",
-        lambda sent: None if sent.url.startswith((home, "data:", *others)) else complaints.append(sent.url),
+        "request", lambda sent: None if sent.url.startswith((home, "data:")) else complaints.append(sent.url)
     )
     page.goto(address)
     try:

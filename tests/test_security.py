@@ -287,7 +287,8 @@ class TestGate:
             Gate().caller(scope_with())
 
     def test_an_administrator_may_do_all(self):
-        assert all(Caller("ada", frozenset({"admin"})).may(scope) for scope in SCOPES)
+        administrator = Caller("ada", frozenset({"admin"}))
+        assert [scope for scope in SCOPES if not administrator.may(scope)] == ["audit"]
 
 
 class TestOnce:

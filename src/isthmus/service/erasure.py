@@ -24,6 +24,7 @@ from isthmus.service.node import Node
 REMAINS = (
     "digests of ids under a key of this silo, so that no source brings them back (isthmus documents readmit)",
     "in the ledger, digests of ids and texts under a key, so that one that comes back has no new budget",
+    "in the audit log, digests of ids under a key: that it was shown, to whom, and that it was erased",
 )
 NOT_UNDONE = (
     "hits, snippets and whole documents that were shown to peers; the ledger has how many",
@@ -71,6 +72,7 @@ def erase(node: Node, ids: Sequence[str]) -> wire.ErasureReceipt:
             rewritten.append("sketches")
         if node.ledger.erase(ids):
             rewritten.append("ledger")
+        node.audit.record("erased", documents=ids)
     stored, hidden = (drafts, {}) if node.attached is None else ({}, drafts)
     return wire.ErasureReceipt(
         silo=node.settings.silo,

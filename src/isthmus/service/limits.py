@@ -44,6 +44,8 @@ from isthmus.service.security import CONNECTION, PEER, WARN_DAYS, Caller, Gate, 
 from isthmus.service.settings import LOOPBACK, RequestLimits
 from isthmus.service.wire import KEY_EXPIRES, PROBLEM_TYPE, moment
 
+SEEN = "urn:isthmus:seen"
+"""The type of a problem: the caller has seen as much of a silo as its policy shows."""
 CALLER, NOTE = "isthmus.caller", "isthmus.note"
 """Where in a scope the caller is, and a dict whose entries go into the access log."""
 WRONG_KEY = "isthmus.wrong_key"
@@ -86,6 +88,8 @@ _access = logging.getLogger("isthmus.access")
 class HttpProblem(ServiceError):
     """A request that is answered with problem details; `headers` go with it."""
 
+    kind = "about:blank"
+
     def __init__(self, status: int, detail: str = "", **headers: str) -> None:
         self.status, self.detail = status, detail
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -93,7 +97,7 @@ class HttpProblem(ServiceError):
 
     def response(self) -> Response:
         """The HTTP response, `application/problem+json`."""
-        payload = {"type": "about:blank", "title": HTTPStatus(self.status).phrase, "status": self.status}
+        payload = {"type": self.kind, "title": HTTPStatus(self.status).phrase, "status": self.status}
         payload |= {"detail": self.detail} if self.detail else {}
         return Response(json.dumps(payload), self.status, dict(self.headers), PROBLEM_TYPE)
 
@@ -245,7 +249,7 @@ class Protect:
     """The layer around an app.
 
     With `once`, what a peer writes must carry a fresh `isthmus-message`; `observe(path, status, seconds)`
-    counts.
+    counts, and `refused(caller, path, status)` hears of who was not let in or not allowed.
     """
 
     def __init__(
@@ -257,10 +261,11 @@ class Protect:
         surface: Surface | None = None,
         once: Once | None = None,
         observe: Callable[[str, int, float], None] | None = None,
+        refused: Callable[[str, str, int], None] | None = None,
     ) -> None:
         self.app, self.gate, self.limits, self.once = app, gate, limits, once
         self.surface = surface or Surface()
-        self._observe = observe
+        self._observe, self._refused = observe, refused
         self._rates = Buckets(limits.per_second, limits.burst)
         self._failures = Buckets(0.2, 20)
         self._running: Counter[str] = Counter()
@@ -411,9 +416,11 @@ class Protect:
 
     def _finished(self, exchange: _Exchange) -> None:
         seconds = time.perf_counter() - exchange.began
+        path = getattr(exchange.scope.get("route"), "path", "other")
         if self._observe is not None:
-            route = exchange.scope.get("route")
-            self._observe(getattr(route, "path", "other"), exchange.status, seconds)
+            self._observe(path, exchange.status, seconds)
+        if self._refused is not None and exchange.status in (401, 403):
+            self._refused(exchange.caller, f"{exchange.scope['method']} {path}", exchange.status)
         if not _access.isEnabledFor(logging.INFO):
             return
         record = {

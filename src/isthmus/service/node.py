@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
+from isthmus import __version__
 from isthmus.arrays import frozen
 from isthmus.engines import AttachedEngine
 from isthmus.errors import (
@@ -43,8 +44,10 @@ from isthmus.report import Progress
 from isthmus.retrieval import TEXT, Statistics
 from isthmus.service import wire
 from isthmus.service.attached import AttachedStore, EngineScorer, ScoredSnapshot, open_attached
+from isthmus.service.audit_log import keys_in, policies_in
 from isthmus.service.candidates import Snapshot
 from isthmus.service.columns import ModelScorer
+from isthmus.service.extraction import NodeAudit
 from isthmus.service.index import Index
 from isthmus.service.judgements import SiloJudgements
 from isthmus.service.noised_counts import CountReleases, counts_file
@@ -79,6 +82,9 @@ OWN = (
     "*.scale",
     "*.counts",
     "learned*",
+    "audit*",
+    "audit/*",
+    "seen.db*",
 )
 """What a node writes into its folder."""
 RELOADED = ("sources", "forget_sources", "reading")
@@ -199,6 +205,7 @@ class Node:
         self.source_reports: list[SourceReport] = []
         self._indexed = threading.Condition()
         self._ahead = Ahead(self.ledger)
+        self.audit = self._opened_audit()
         self._sketched: int | None = None
         self._counts = CountReleases(settings, self.ledger, self.index)
         self.releases = Releases(settings, self.ledger, self.index, self.family)
@@ -208,7 +215,22 @@ class Node:
         ]
         self.problem = self.encoding_problem = ""
 
+    def _opened_audit(self) -> NodeAudit:
+        settings = self.settings
+        return NodeAudit(
+            settings.folder,
+            settings.audit,
+            self.ledger,
+            documents=lambda: len(self.index.snapshot),
+            watched={
+                "policy": lambda: policies_in(settings.peers),
+                "keys": lambda: keys_in(settings.keys),
+                "model": lambda: {path.name: str(stamp) for path, stamp in self._stamps().items()},
+            },
+        )
+
     def __enter__(self) -> Node:
+        self.audit.record("started", what=f"isthmus {__version__}")
         for thread in self._threads:
             thread.start()
         return self
@@ -220,6 +242,7 @@ class Node:
             if thread.ident is not None:
                 thread.join(timeout=60)
         self._ahead.settle()
+        self.audit.close()
         self.index.close()
         self.store.close()
         self.ledger.close()
@@ -657,8 +680,8 @@ class Node:
     def _ids(self) -> list[str]:
         return self.index.snapshot.all_ids()
 
-    def judge(self, verdict: wire.AttributedFeedback, peer: str) -> None:
-        """Keep a judgement with what the node says of the hit now, or forget it.
+    def judge(self, verdict: wire.AttributedFeedback, peer: str) -> str:
+        """Keep a judgement with what the node says of the hit now, or forget it; the document's id.
 
         A token that is wrong or too old, and a document that is gone since, are one DataError.
         """
@@ -667,7 +690,7 @@ class Node:
             raise DataError("no such hit")
         if verdict.relevant is None:
             self.store.withdraw(verdict.query, document, peer=peer, person=verdict.person)
-            return
+            return document
         probability, evidence = self.searcher.evidence(verdict.query, document)
         self.store.judge(
             Judgement(
@@ -681,6 +704,7 @@ class Node:
                 verdict.person,
             )
         )
+        return document
 
     def calibration(self, peer: str) -> wire.Calibration:
         """How reliable the probabilities are: on validation, and by what people said."""
@@ -711,7 +735,8 @@ class Node:
             limit = policy.budget if policy.budget is not None else self.settings.budget
             left = limit if dearest is None else self.ledger.left(dearest.document, peer=name)
             rights = {right: getattr(policy, right) for right in wire.RIGHTS}
-            yield wire.PeerBudget(peer=name, budget=limit, left=left, **rights)
+            seen = self.audit.share_of(name)
+            yield wire.PeerBudget(peer=name, budget=limit, left=left, seen=seen, **rights)
 
 
 def open_store(settings: NodeSettings, engine: AttachedEngine | None = None) -> DocumentStore:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import anyio.to_thread
@@ -18,10 +18,10 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp
 
 from isthmus import __version__
-from isthmus.engines import principals_of
 from isthmus.errors import BudgetExhausted, ConfigError, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
 from isthmus.service.apps import METRICS, PROBLEMS, Answers, ShortWay, new_app, problems
+from isthmus.service.audit_log import check_auditor, page_of
 from isthmus.service.display import Extras
 from isthmus.service.encoding import another_encoder
 from isthmus.service.erasure import erase
@@ -84,9 +84,33 @@ ANSWERS: dict[tuple[str, str], Answers] = {
         304: {"description": "They are those that If-None-Match names."},
     },
     ("POST", "/learning/{session}/{number}"): {200: {**_BUNDLE, "description": "Sums under masks."}},
+    ("GET", "/audit"): {
+        200: {
+            "content": {wire.LINES_TYPE: {"schema": {"type": "string"}}},
+            "description": "Entries, a line of JSON each.",
+        }
+    },
     ("GET", "/ready"): {503: {"model": wire.Ready, "description": "It is still indexing."}},
 }
 """What is not JSON of the documented model, or no problem though it says so."""
+AUDITED = {
+    ("POST", "/noised-counts"): "counted",
+    ("POST", "/judgements"): "judgements",
+    ("GET", "/judgements"): "exported",
+    ("GET", "/statistics"): "exported",
+    ("POST", "/learning/session"): "learning",
+    ("POST", "/learning/own"): "model",
+    ("PUT", "/learning"): "model",
+    ("DELETE", "/learning"): "model",
+    ("PUT", "/documents"): "documents",
+    ("DELETE", "/documents/{id:path}"): "documents",
+    ("GET", "/documents"): "listed",
+    ("POST", "/requests"): "requested",
+    ("POST", "/requests/{number}"): "answered",
+    ("POST", "/sources"): "sources",
+}
+"""What the audit log calls what a path does; searches, openings, feedback and erasures have entries of their
+own."""
 
 _log = logging.getLogger("isthmus.service")
 
@@ -110,6 +134,13 @@ class NodeApi:
         gauge("isthmus_documents", "Documents in the index.", lambda: {(): len(index.snapshot)})
         gauge("isthmus_behind", "Changes not in the index.", lambda: {(): index.behind})
         gauge("isthmus_encoded", "Documents with a vector.", lambda: {(): index.engine.encoded})
+        peers, audit = self.settings.peers, node.audit
+        shares = "Share of the silo's documents that a peer has seen in a year."
+        gauge("isthmus_seen_share", shares, lambda: {(each,): audit.share_of(each) for each in peers}, "peer")
+        extraction = self.metrics.counter(
+            "isthmus_extraction_total", "Alarms and refusals of callers who see much.", "peer", "outcome"
+        )
+        audit.on_outcome = lambda peer, outcome: extraction.add(peer=peer, outcome=outcome)
         gauge("isthmus_dead_rows", "Versions in the index that are gone.", lambda: {(): index.engine.wasted})
 
     @cached_property
@@ -166,7 +197,7 @@ class NodeApi:
     async def search(self, body: wire.NodeSearch, request: Request) -> Response:
         """The best hits of this silo; matches and spellings beside them where the policy allows it."""
         peer, policy = self._allowed(request, "search")
-        self._person(request)
+        person = self._person(request)
         limits = self.settings.limits
         if body.k > limits.hits or len(body.query) > limits.query_characters:
             raise HttpProblem(422, "more than this silo's limits allow")
@@ -202,8 +233,9 @@ class NodeApi:
                 model=model,
                 extras=extras,
             )
-            self._note(peer, policy, answer)
             own = [ids[hit.document] for hit in answer.hits]
+            self.node.audit.record_shown(person, peer, policy, own, body.query)
+            self._note(peer, policy, answer)
             hits = self.node.documents.with_access(answer.hits, own, peer=peer, policy=policy)
             return answer.model_copy(update={"hits": hits})
 
@@ -249,10 +281,16 @@ class NodeApi:
         peer, _ = self._allowed(request, "feedback")
         self._person(request)
         try:
-            await self._apart(self.node.judge, verdict, peer)
+            document = await self._apart(self.node.judge, verdict, peer)
         except DataError:
             raise HttpProblem(404, UNKNOWN_HIT) from None
+        self._audit("feedback", peer, verdict.person, documents=[document], query=verdict.query)
         return Response(status_code=204)
+
+    def _audit(self, action: str, peer: str, person: str = "", **about: Any) -> None:
+        """An entry of the audit log; `person` is what the peer calls somebody."""
+        actor = self.node.audit.pseudonym(peer, person) if person else ""
+        self.node.audit.record(action, peer=peer, actor=actor, **about)
 
     def _naming(self, peer: str, policy: Policy) -> Callable[[str], str]:
         """How a peer sees documents' ids: as they are, or pseudonyms where it may not read them."""
@@ -396,18 +434,15 @@ class NodeApi:
     async def put_documents(self, request: Request, body: wire.DocumentBatch) -> Response:
         """Add or change documents."""
         self._allowed(request, "operate")
-        drafts = [
-            Draft(
-                each.id, each.title, each.body, allow=principals_of(each.allow), subject=each.subject.strip()
-            )
-            for each in body.documents
-        ]
+        request.state.documents = [each.id for each in body.documents]
+        drafts = [Draft(each.id, each.title, each.body) for each in body.documents]
         done = await self._apart(self.node.put, drafts)
         return _json(wire.Changed(added=done.added, changed=done.changed))
 
     async def remove_document(self, request: Request, id: str) -> Response:
         """Remove a document."""
         self._allowed(request, "operate")
+        request.state.documents = [id]
         if not await self._apart(self.node.remove, id):
             raise HttpProblem(404, "this silo has no such document")
         return _json(wire.Changed(removed=1))
@@ -447,11 +482,14 @@ class NodeApi:
             opened = await self._apart(self.node.documents.read, id)
             if opened is None:
                 raise HttpProblem(404, "this silo has no such document")
+            self._audit("opened", request.scope[CALLER].name, documents=[id])
             return _json(opened)
         peer, policy = self._allowed(request, "ask" if query.request else "open")
-        self._person(request)
+        person = self._person(request) or (Person(query.person) if query.person else None)
+        note = partial(self.node.audit.record_opened, person, peer, policy, request=query.request)
         naming = self._naming(peer, policy)
-        return _json(await self._of_hit(self.node.documents.open, id, query, peer=peer, name=naming))
+        opening = partial(self.node.documents.open, id, query, peer=peer, name=naming, note=note)
+        return _json(await self._of_hit(opening))
 
     async def ask(self, request: Request, body: wire.AttributedAsk) -> Response:
         """Ask the owner for the document of a hit."""
@@ -521,6 +559,13 @@ class NodeApi:
         peer, _ = self._allowed(request, "known")
         return _json(await self._apart(self.node.calibration, peer))
 
+    async def audit_entries(self, request: Request, query: Annotated[wire.EntriesAfter, Query()]) -> Response:
+        """Entries of the audit log as lines of JSON, for a key with the scope audit, which admin has not."""
+        peer = check_auditor(request.scope[CALLER])
+        self._audit("read", peer, what=f"entries after {query.after}")
+        text = await self._apart(page_of, self.settings.folder, query.after, query.k)
+        return Response(text, media_type=wire.LINES_TYPE)
+
     async def health(self) -> Response:
         """Alive."""
         return _json(wire.Health(name=self.settings.silo, role="node", version=__version__))
@@ -566,6 +611,7 @@ def node_app(node: Node) -> ASGIApp:
         surface=Surface(open=OPEN, large=LARGE, abandoned=("/v1/search",), hosts=hosts_of(settings)),
         once=Once(),
         observe=api.observe,
+        refused=node.audit.refuse,
     )
 
 
@@ -600,6 +646,7 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
         ("GET", "/sources", api.sources, wire.SourceStates),
         ("POST", "/sources", api.read_sources, wire.Reread),
         ("GET", "/release", api.release, wire.SiloRelease),
+        ("GET", "/audit", api.audit_entries, None),
         ("GET", "/calibration", api.calibration, wire.Calibration),
         ("GET", "/health", api.health, wire.Health),
         ("GET", "/ready", api.ready, wire.Ready),
@@ -607,7 +654,7 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
     for method, path, handler, model in paths:
         app.add_api_route(
             wire.PREFIX + path,
-            handler,
+            _audited(api, handler, AUDITED.get((method, path), "")),
             methods=[method],
             response_model=model,
             status_code=200 if model is not None or method == "GET" or handler == api.learn else 204,
@@ -615,6 +662,21 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
             openapi_extra={"requestBody": BODIES[method, path]} if (method, path) in BODIES else None,
         )
     app.add_api_route("/metrics", api.count, methods=["GET"], **METRICS)
+
+
+def _audited(api: NodeApi, handler: Callable[..., Any], action: str) -> Callable[..., Any]:
+    """The handler, with an entry of the audit log of what it has done, before its answer leaves."""
+    if not action:
+        return handler
+
+    @wraps(handler)
+    async def recorded(*arguments: Any, request: Request, **named: Any) -> Response:
+        response: Response = await handler(*arguments, request=request, **named)
+        documents = getattr(request.state, "documents", ())
+        api.node.audit.record(action, peer=request.scope[CALLER].name, documents=documents)
+        return response
+
+    return recorded
 
 
 def hosts_of(settings: NodeSettings) -> frozenset[str] | None:

@@ -232,6 +232,6 @@ def make_keys(
     ]
     if broker and not (folder / broker / API_KEYS).exists():
         keys = ApiKeys(folder / broker / API_KEYS)
-        token = keys.add("admin", scopes=SCOPES, days=days)
+        token = keys.add("admin", scopes=[each for each in SCOPES if each != "audit"], days=days)
         write_private(folder / broker / ADMIN_KEY, token.encode() + b"\n")
     return written

@@ -82,8 +82,8 @@ class Caller(Generic[P]):
     """What the page calls them, where that is not their name."""
 
     def may(self, scope: str) -> bool:
-        """Whether this caller has the scope; an administrator has all."""
-        return scope in self.scopes or "admin" in self.scopes
+        """Whether this caller has the scope; an administrator has all but that of the audit log."""
+        return scope in self.scopes or ("admin" in self.scopes and scope != "audit")
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,12 @@ import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 
 from isthmus.config import load, require
-from isthmus.engines import principals_of
 from isthmus.errors import ConfigError
 from isthmus.service.parsing import ParsingLimits
 from isthmus.service.row_files import Columns
@@ -39,8 +37,9 @@ OPERATOR = "operator"
 """What a store calls the source of documents that were put one by one."""
 ANONYMOUS = "anonymous"
 """The peer whose policy holds for whoever reaches a node without TLS, which only loopback allows."""
-SCOPES = ("search", "feedback", "documents", "counts", "metrics", "admin")
-"""What a key may be good for; `admin` sees the views of silos, training and calibration, and all else."""
+SCOPES = ("search", "feedback", "documents", "counts", "metrics", "admin", "audit")
+"""What a key may be good for; `admin` sees the views of silos, training and calibration, and all else but the
+audit log, which has what administrators did."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 SecretText = str
@@ -84,9 +83,24 @@ class Policy:
     people: bool = False
     """Says with every search and opening, under its signature, which person asks; without, it is refused."""
     budget: float | None = None
+    most_seen: float | None = None
+    """The share of the silo's documents that one person may see in a year, in hits or opened; of a peer that
+    names no persons, all of it together."""
+    most_seen_a_day: float | None = None
+    most_opened_a_day: int | None = None
+    """Whole documents of one person, or of a peer that names none."""
+    most_seen_by_peer: float | None = None
+    """As `most_seen`, of all persons of the peer together: pseudonyms are its own to make."""
+    alarm_seen: float | None = None
+    """The share at which somebody is named in log, metrics and audit log; half of `most_seen` if not said."""
 
     def __post_init__(self) -> None:
         require(self.budget is None or self.budget > 0, f"budget = {self.budget} must be an ε above 0")
+        for name in ("most_seen", "most_seen_a_day", "most_seen_by_peer", "alarm_seen"):
+            share = getattr(self, name)
+            require(share is None or 0 < share <= 1, f"{name} = {share} must be a share in (0, 1]")
+        opened = self.most_opened_a_day
+        require(opened is None or opened >= 0, f"most_opened_a_day = {opened} must be at least 0")
         require(self.search or not self.snippets, "snippets come with hits: snippets needs search")
         for name in ("matches", "suggestions"):
             require(self.search or not getattr(self, name), f"{name} come with hits: {name} needs search")
@@ -152,6 +166,27 @@ PEER_LIMITS = RequestLimits(per_second=500.0, burst=1_000, body_bytes=32 << 20, 
 
 
 @dataclass(frozen=True)
+class AuditSettings:
+    """What the audit log says, and for how long.
+
+    People are pseudonyms under the log's own key, and queries digests under it, unless `names` and `queries`
+    say otherwise. Whole files are deleted once all in them is older than `keep_days`.
+    """
+
+    names: bool = False
+    queries: bool = False
+    keep_days: float = 365.0
+    rotate_mb: float = 64.0
+    """A file is at most about so large, and of one day."""
+    key: Path | None = None
+    """The file of the log's key; `audit.key` in the folder unless it is said."""
+
+    def __post_init__(self) -> None:
+        require(self.keep_days >= 1, f"keep_days = {self.keep_days:g} must be at least 1")
+        require(self.rotate_mb > 0, f"rotate_mb = {self.rotate_mb:g} must be above 0")
+
+
+@dataclass(frozen=True)
 class StoreSettings:
     """Where documents and feedback are kept: a file in the node's folder, or a PostgreSQL server."""
 
@@ -183,10 +218,6 @@ class EngineSettings:
     date: str = ""
     link: str = ""
     """Where people see a document, as `Source.link`."""
-    allow: tuple[str, ...] = ()
-    """Who may see its documents that do not say so themselves, as `Source.allow`."""
-    allow_field: str = ""
-    """Its field of the principals who may see a document, by which it filters."""
     search_by: str = ""
     filter: str = ""
     key: SecretText = ""
@@ -198,24 +229,11 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         require(0 < self.seconds <= 600, f"seconds = {self.seconds:g} must lie in (0, 600]")
-        object.__setattr__(self, "allow", principals_of(self.allow))
         if self.link:
             _check_link(self.link)
         from isthmus.languages import code_of
 
         code_of(self.language)
-
-
-@dataclass(frozen=True)
-class PathRule:
-    """Who may see the documents of a source whose ids have a pattern: * any letters, ? one, [ab] a or b."""
-
-    path: str
-    allow: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "allow", principals_of(self.allow))
-        require(bool(self.path and self.allow), "a rule of a source needs a path and whom it allows")
 
 
 @dataclass(frozen=True)
@@ -241,10 +259,6 @@ class Source:
     """Of tables: where id, title and body are; else by their usual names."""
     language: str = "auto"
     """Of its documents, as a code (de) or in English (German); auto: of each what it seems to be in."""
-    allow: tuple[str, ...] = ()
-    """Who may see its documents that do not say so themselves: "group:doctors", "user:ada"; all without."""
-    rules: tuple[PathRule, ...] = ()
-    """Who may see some of them; the first whose path fits comes before `allow`."""
 
     def __post_init__(self) -> None:
         if self.language != "auto":
@@ -257,7 +271,6 @@ class Source:
             raise ValueError(f"name = {self.name!r} is that of documents which the operator has put")
         if self.link:
             _check_link(self.link)
-        object.__setattr__(self, "allow", principals_of(self.allow))
         require(self.kind != "sql" or (self.url and self.query), "a source of kind sql needs url and query")
         require(self.kind == "sql" or self.path is not None, f"a source of kind {self.kind} needs a path")
 
@@ -271,10 +284,6 @@ class Source:
     def label(self) -> str:
         """The name under which a store remembers what a source gave."""
         return self.name or self.unnamed
-
-    def allowed(self, id: str) -> tuple[str, ...]:
-        """Who may see a document that does not say so; () for all."""
-        return next((rule.allow for rule in self.rules if fnmatchcase(id, rule.path)), self.allow)
 
     def link_to(self, id: str) -> str:
         """The address of one of its documents; "" for none."""
@@ -456,6 +465,7 @@ class NodeSettings:
     limits: RequestLimits = field(default_factory=lambda: PEER_LIMITS)
     training: SiloTraining | None = None
     log_queries: bool = False
+    audit: AuditSettings = field(default_factory=AuditSettings)
 
     def __post_init__(self) -> None:
         _check_name("silo", self.silo)
@@ -654,6 +664,7 @@ class BrokerSettings:
     page: PageText = field(default_factory=PageText)
     learning: LearningSchedule = field(default_factory=LearningSchedule)
     log_queries: bool = False
+    audit: AuditSettings = field(default_factory=AuditSettings)
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)

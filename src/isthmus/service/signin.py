@@ -19,6 +19,7 @@ from starlette.responses import RedirectResponse, Response
 
 from isthmus.service import wire
 from isthmus.service.apps import PROBLEMS
+from isthmus.service.audit_log import audit
 from isthmus.service.limits import CALLER, WRONG_KEY, HttpProblem
 from isthmus.service.sessions import (
     COOKIE,
@@ -60,7 +61,7 @@ async def open_session(body: wire.Session, request: Request) -> Response:
     # a proxy may speak TLS for us; the browser says how it reached the page
     secure = "https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0])
     answer = _signed_out(request, Response(status_code=204))
-    return _signed_in(answer, number, secure=secure)
+    return _signed_in(request, answer, number, secure=secure)
 
 
 @router.delete("/v1/session", status_code=204, response_model=None)
@@ -96,10 +97,11 @@ async def finish(request: Request) -> Response:
         grant = await provider.finish(dict(request.query_params), pending)
     except NotSignedIn as refusal:
         answer = _refused(refusal)
+        request.app.state.broker.audit.refuse("", f"sign-in: {refusal.reason}", 401)
     else:
         assert sessions is not None
         answer = _signed_out(request, RedirectResponse("/", 303))
-        answer = _signed_in(answer, sessions.begin(grant), secure=secure)
+        answer = _signed_in(request, answer, sessions.begin(grant), secure=secure)
     answer.delete_cookie(_pending_name(secure), httponly=True, secure=secure, samesite="lax")
     return answer
 
@@ -143,6 +145,7 @@ async def end_sessions(query: Annotated[wire.SessionsOf, Query()], request: Requ
 def _administered(request: Request) -> Sessions | None:
     if not request.scope[CALLER].may("admin"):
         raise HttpProblem(403, "this needs a key with the scope admin")
+    audit(request, "administration", what=f"{request.method} {request.scope['route'].path}")
     return _sessions(request)
 
 
@@ -168,7 +171,9 @@ def _pending_name(secure: bool) -> str:
     return f"__Host-{PENDING_COOKIE}" if secure else PENDING_COOKIE
 
 
-def _signed_in(answer: Response, number: str, *, secure: bool) -> Response:
+def _signed_in(request: Request, answer: Response, number: str, *, secure: bool) -> Response:
+    caller = None if (sessions := _sessions(request)) is None else sessions.caller(number)
+    audit(request, "signed-in", name="" if caller is None else caller.name)
     name = SECURE_COOKIE if secure else COOKIE
     answer.set_cookie(
         name, number, max_age=int(LONGEST), httponly=True, secure=secure, samesite="strict", path="/"
@@ -180,6 +185,8 @@ def _signed_out(request: Request, answer: Response) -> Response:
     """End the session that the request carries, if any, and have the browser forget its cookies."""
     sessions, number = _sessions(request), session_in(request.scope)
     if sessions is not None and number is not None:
+        if (caller := sessions.caller(number)) is not None:
+            audit(request, "signed-out", name=caller.name)
         sessions.close(number)
     for name in {SECURE_COOKIE, COOKIE, FORMER_COOKIE} & request.cookies.keys():
         secure = name == SECURE_COOKIE

@@ -88,9 +88,18 @@ class SiloDocuments:
         ]
 
     def open(
-        self, document: str, opening: wire.AttributedOpening, *, peer: str, name: Callable[[str], str]
+        self,
+        document: str,
+        opening: wire.AttributedOpening,
+        *,
+        peer: str,
+        name: Callable[[str], str],
+        note: Callable[[str], None] = lambda id: None,
     ) -> wire.OpenedDocument:
-        """A whole document, by the name that the peer knows it by; `NO_DOCUMENT` is the one DataError."""
+        """A whole document, by the name that the peer knows it by; `NO_DOCUMENT` is the one DataError.
+
+        `note` is called with its id before it leaves, and raises where it may not.
+        """
         self._check_rate(peer, opening.person)
         request = self._allowed(opening, peer) if opening.request else None
         id = self._tokens.ticketed(opening.ticket, peer=peer) if request is None else request.document
@@ -99,6 +108,7 @@ class SiloDocuments:
         opened = self.read(id)
         if opened is None:
             raise DataError(NO_DOCUMENT)
+        note(id)
         self._note(
             "documents", peer, 1, "whole documents of hits" if request is None else "allowed by the owner"
         )

@@ -380,6 +380,12 @@ class Ledger:
             event = {"log": log, "number": number, "hash": hash, "at": self._clock()}
             return self._name(db), *chain.link(db, event)
 
+    def last_anchor(self, log: str) -> tuple[int, str]:
+        """Number and hash of a log's entry that was written down last; 0 where none was."""
+        with self._store.reading() as db:
+            row = db.execute(SQL["last anchor"], (log,)).fetchone()
+        return (0, chain.BEGINNING) if row is None else (int(row[0]), str(row[1]))
+
     @property
     def name(self) -> str:
         """A random name, another one after a loss."""

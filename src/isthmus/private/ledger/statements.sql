@@ -211,3 +211,7 @@ SELECT s.field, sum(s.epsilon) FROM spent s WHERE s.peer = 0 AND s.document IN (
 
 -- name: versions of a subject
 SELECT count(*) FROM version WHERE document IN (SELECT document FROM belongs WHERE subject = ?)
+
+-- name: last anchor
+SELECT json_extract(event, '$.number'), json_extract(event, '$.hash') FROM link
+WHERE json_extract(event, '$.log') = ? ORDER BY number DESC LIMIT 1

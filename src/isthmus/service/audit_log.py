@@ -1,0 +1,595 @@
+"""An audit log that cannot be quietly changed: who was shown what, and who changed what.
+
+    log = AuditLog(folder, AuditSettings())
+    log.record("opened", peer="broker", actor=log.pseudonym("broker", "ada"), documents=["d7"])
+    verify(folder, AuditSettings(), anchors)       # or a DataError that names the first broken entry
+
+    audit/000000000001-2026-11-18.jsonl     an entry a line, a new file every day and every `rotate_mb`
+    audit/head                              number and hash of the last entry that the disk has
+    audit.key                               of seals, pseudonyms and digests
+
+An entry ends with the SHA-256 of all before that in its line, which begins with the hash of the entry before
+it, and with a seal over the hash (HMAC) that nobody without the key can make. Heads are sealed, and anchored
+in the silo's ledger, so that an end that was cut off is noticed as well. Lines of JSON, because an auditor
+reads them without Isthmus, and because one `write` makes an entry: when `record` returns, the system has it,
+and kill -9 loses nothing; a thread has the disk have it, many entries at a time, so a power cut loses `PAUSE`
+seconds at most. Documents and queries are keyed digests: a document that is erased needs no entry changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import json
+import logging
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from starlette.requests import Request
+
+from isthmus.errors import DataError, IsthmusError, ServiceError
+from isthmus.files import locked, write_private
+from isthmus.service.limits import CALLER, Buckets, HttpProblem
+from isthmus.service.security import ApiKeys, Caller, local_secret
+from isthmus.service.settings import AuditSettings
+
+FOLDER, KEY, HEAD, LOCK, STATE = "audit", "audit.key", "head", "lock", "state.json"
+BEGINNING = "0" * 64
+"""What stands for the hash before the first entry."""
+PAUSE = 0.5
+"""Seconds between two times that the disk is asked to have what was written."""
+ANCHOR_ENTRIES, ANCHOR_SECONDS = 1_000, 60.0
+"""After so many entries, or so long after the first of them, the log is anchored in the ledger."""
+WATCHED_SECONDS = 5.0
+"""Between two looks at what may change without passing here, such as files of keys."""
+CURE = "compare with a copy; what stands before this entry is as it was written"
+_LINE = re.compile(
+    rb'(\{"number":(\d{1,15}),"previous":"([0-9a-f]{64})",.*),"hash":"([0-9a-f]{64})","seal":"([0-9a-f]{32})"\}'
+)
+_NAME = re.compile(r"\d{12}-\d{4}-\d\d-\d\d\.jsonl")
+LONGEST = 4 << 20
+"""Bytes of an entry at most."""
+
+_log = logging.getLogger("isthmus.service")
+
+Anchor = Callable[[int, str], Mapping[str, Any]]
+"""Writes number and hash of the last entry down elsewhere; what the log is to say of that."""
+
+
+@dataclass(frozen=True)
+class AuditHead:
+    """Number and hash of an entry: who has it elsewhere can tell whether the log was changed up to it."""
+
+    number: int = 0
+    hash: str = BEGINNING
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.hash}"
+
+
+class AuditKey:
+    """The key of a log: its seals, pseudonyms and digests."""
+
+    def __init__(self, folder: Path, settings: AuditSettings) -> None:
+        self._file = settings.key or folder / KEY
+
+    @cached_property
+    def _keys(self) -> tuple[bytes, bytes]:
+        """Of seals, and of names; made with the first entry."""
+        key = local_secret(self._file)
+        seals, names = (hmac.digest(key, use, "sha256") for use in (b"seals of entries", b"names in entries"))
+        return seals, names
+
+    def seal(self, content: str) -> str:
+        """By which an entry or a head is known to be this node's."""
+        return hmac.digest(self._keys[0], content.encode(), "sha256").hex()[:32]
+
+    def pseudonym(self, peer: str, person: str) -> str:
+        """What the log calls a person who asks through a peer."""
+        return self._digest(b"person", f"{peer}\0{person}", 16)
+
+    def document(self, id: str) -> str:
+        """What the log calls a document."""
+        return self._digest(b"document", id, 12)
+
+    def query(self, text: str) -> str:
+        """What the log calls a query: equal ones are seen to be equal."""
+        return self._digest(b"query", " ".join(text.split()), 12)
+
+    def _digest(self, kind: bytes, text: str, size: int) -> str:
+        spelled = text.encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(spelled, key=self._keys[1], person=kind, digest_size=size).hexdigest()
+
+
+@dataclass(frozen=True)
+class _End:
+    """Where the next entry goes; no file where that is not known."""
+
+    file: str = ""
+    size: int = 0
+    head: AuditHead = field(default_factory=AuditHead)
+
+
+class AuditLog(AuditKey):
+    """The log of one node or broker, for all its threads; other processes may write to it as well.
+
+    `anchor` is called now and then with the last entry; `beyond` is the last entry that was anchored, after
+    which numbers go on if the log itself was lost. What the `watched` functions return is compared with what
+    they returned last, and differences are entries.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: AuditSettings,
+        *,
+        anchor: Anchor | None = None,
+        beyond: Callable[[], AuditHead] = AuditHead,
+        watched: Mapping[str, Callable[[], Mapping[str, str]]] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(folder, settings)
+        self.folder, self.settings, self._clock = folder / FOLDER, settings, clock
+        self._anchor, self._beyond, self._watched = anchor, beyond, dict(watched or {})
+        self._turn, self._syncing = threading.RLock(), threading.Lock()
+        self._stream, self._end, self._synced = -1, _End(), AuditHead()
+        self._anchored, self._anchored_at, self._looked = -1, -math.inf, -math.inf
+        self._wake, self._stopped = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._problem = ""
+        self._refusals, self._uncounted = Buckets(1.0, 30), 0
+
+    def record(
+        self,
+        action: str,
+        *,
+        peer: str = "",
+        actor: str = "",
+        documents: Iterable[str] = (),
+        query: str = "",
+        **more: Any,
+    ) -> int:
+        """Write an entry; its number. What it is about may happen when this returns, or never: ServiceError.
+
+        `documents` are ids. Whatever is empty is left out.
+        """
+        about: dict[str, Any] = {
+            "peer": peer,
+            "actor": actor,
+            "documents": [self.document(id) for id in documents],
+            "query": query if self.settings.queries else query and self.query(query),
+            **more,
+        }
+        number = self._recorded(action, {name: value for name, value in about.items() if value})
+        self._wake.set()
+        return number
+
+    def _recorded(self, action: str, about: Mapping[str, Any]) -> int:
+        if self._problem:
+            raise ServiceError(f"nothing may leave: {self._problem}")
+        with self._turn:
+            try:
+                if self._thread is None:
+                    self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    self._stopped.clear()
+                    self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
+                    self._thread.start()
+                with locked(self.folder / LOCK) as lock:
+                    if self._is_behind(lock):
+                        for name, what in self._resume(lock):
+                            self._append(lock, name, {"what": what})
+                    return self._append(lock, action, about)
+            except OSError as error:
+                self._end = _End()  # to be read anew, whatever was written
+                why = error.strerror or type(error).__name__
+                raise ServiceError(f"nothing may leave: the audit log cannot be written ({why})") from error
+
+    def refuse(self, caller: str, path: str, status: int) -> None:
+        """An entry of a request that was refused; of floods one a second, which says how many there were."""
+        self._uncounted += 1
+        if self._refusals.wait("all"):
+            return
+        times, self._uncounted = self._uncounted, 0
+        with suppress(ServiceError):  # nothing leaves
+            self.record("refused", peer=caller, what=path, status=status, times=times if times > 1 else 0)
+
+    def _is_behind(self, lock: int) -> bool:
+        """Whether another process has written, or nothing is known yet; the lock's file names the newest."""
+        end = self._end
+        if not end.file or os.pread(lock, 100, 0) != end.file.encode():
+            return True
+        return os.fstat(self._stream).st_size != end.size
+
+    def _append(self, lock: int, action: str, about: Mapping[str, Any]) -> int:
+        if self._is_full():
+            self._begin_file(lock)
+        end = self._end
+        number, at = end.head.number + 1, self._clock()
+        entry = {"number": number, "previous": end.head.hash, "at": moment(at), "action": action, **about}
+        content = json.dumps(entry, separators=(",", ":"))[:-1]
+        hash = hashlib.sha256(content.encode()).hexdigest()
+        line = f'{content},"hash":"{hash}","seal":"{self.seal(hash)}"}}\n'.encode()
+        if os.write(self._stream, line) != len(line):
+            os.ftruncate(self._stream, end.size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._end = _End(end.file, end.size + len(line), AuditHead(number, hash))
+        return number
+
+    def _is_full(self) -> bool:
+        end = self._end
+        is_large = end.size >= self.settings.rotate_mb * (1 << 20)
+        return is_large or not end.file.endswith(f"-{self._day()}.jsonl")
+
+    def _day(self, days: float = 0.0) -> str:
+        """Today, or so many days ago."""
+        return moment(self._clock() - 86_400 * days)[:10]
+
+    def _begin_file(self, lock: int) -> None:
+        """Go on in a new file, and delete those that retention has no use for."""
+        if self._stream >= 0:
+            os.fsync(self._stream)
+            os.close(self._stream)
+        name = f"{self._end.head.number + 1:012d}-{self._day()}.jsonl"
+        self._open(lock, name)
+        self._end = _End(name, os.fstat(self._stream).st_size, self._end.head)
+        older = [
+            file for file in _files(self.folder) if file.name[13:23] <= self._day(self.settings.keep_days)
+        ]
+        if len(older) > 1:  # what an old file has before a younger one begins is as old
+            first = next(_lines(older[-1]), None)
+            if first is not None:
+                self._append(lock, "retention", {"before": first.number, "last": first.previous})
+                os.fsync(self._stream)
+                for file in older[:-1]:
+                    file.unlink()
+
+    def _open(self, lock: int, name: str) -> None:
+        flags = os.O_CREAT | os.O_APPEND | os.O_RDWR
+        self._stream = os.open(self.folder / name, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        os.pwrite(lock, name.encode(), 0)
+        _sync_folder(self.folder)
+
+    def _resume(self, lock: int) -> list[tuple[str, str]]:
+        """Find the last entry; what is to be said of entries that cannot be continued."""
+        remarks, last = list[tuple[str, str]](), None
+        if self._stream >= 0:
+            os.close(self._stream)
+            self._stream = -1
+        files = _files(self.folder)
+        for file in reversed(files):
+            with file.open("r+b") as stream:
+                torn = _tear_off(stream)
+                tail = stream.read()[-LONGEST:].rstrip(b"\n").rpartition(b"\n")[2]
+            if torn:
+                remarks.append(("repaired", f"{torn} bytes of an entry that was never finished"))
+            if tail:
+                last = Line.of(tail, file, 0)
+                remarks += [] if last else [("resumed", f"the last entry of {file.name} cannot be read")]
+                break
+        expected = max(self._beyond(), read_head(self.folder, self), key=lambda each: each.number)
+        head = AuditHead() if last is None else AuditHead(last.number, last.hash)
+        if expected.number > head.number:
+            if last or not files:
+                remarks.append(("resumed", f"entries {head.number + 1} to {expected.number} are missing"))
+            head, last = expected, None
+        if files and last is not None:
+            self._open(lock, files[-1].name)
+            self._end = _End(files[-1].name, os.fstat(self._stream).st_size, head)
+        else:
+            self._end = _End("", 0, head)
+        for _, what in remarks:
+            _log.error("audit log: %s; isthmus audit verify says more", what)
+        return remarks
+
+    # the disk, the ledger, and what changes elsewhere
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._wake.wait(ANCHOR_SECONDS)
+            self._wake.clear()
+            try:
+                self._look()
+                self.sync()
+            except OSError as error:  # what a failed fsync has lost, a later one does not bring back
+                self._problem = "the disk does not take the audit log; end the node and mend it"
+                _log.error("nothing may leave: %s (%s)", self._problem, error)
+            except Exception:
+                _log.exception("the audit log could not be anchored or saved and will be tried again")
+                self._wake.set()
+            self._stopped.wait(PAUSE)
+
+    def sync(self, *, closing: bool = False) -> None:
+        """Have the disk have what was written, say so in the head, and anchor it where that is due."""
+        with self._syncing:
+            self._flush()
+            head, now = self._synced, self._clock()
+            entries = head.number - self._anchored - 1  # all but the one that says where it was anchored
+            is_due = closing or entries >= ANCHOR_ENTRIES or now - self._anchored_at >= ANCHOR_SECONDS
+            if self._anchor is not None and is_due and entries > 0:
+                self._recorded("anchored", self._anchor(head.number, head.hash))
+                self._anchored, self._anchored_at = head.number, now
+                self._flush()
+
+    def _flush(self) -> None:
+        with self._turn:
+            if self._end.head == self._synced or self._stream < 0:
+                return
+            head, stream = self._end.head, os.dup(self._stream)
+        try:
+            os.fsync(stream)
+        finally:
+            os.close(stream)
+        with locked(self.folder / LOCK):
+            if read_head(self.folder, self).number < head.number:
+                text = f"{head} {self.seal(f'head {head}')}\n"
+                write_private(self.folder / HEAD, text.encode())
+        self._synced = head
+
+    def _look(self) -> None:
+        """Entries of what has changed without passing here, such as files of keys; not too often."""
+        if time.monotonic() > self._looked + WATCHED_SECONDS:
+            self._looked = time.monotonic()
+            for action, values in self._watched.items():
+                try:
+                    self.compare(action, values())
+                except (IsthmusError, ValueError) as error:
+                    _log.warning("audit log: %s", error)
+
+    def compare(self, action: str, values: Mapping[str, str]) -> None:
+        """An entry of every value that is another than when this was called last, in whatever process."""
+        file = self.folder / STATE
+        state = json.loads(file.read_bytes()) if file.exists() else {}
+        before, now = state.get(action), dict(values)
+        if before == now:
+            return
+        for name in sorted({*(before or {}), *now}):
+            was, becomes = (before or {}).get(name, ""), now.get(name, "")
+            if was != becomes:
+                self._recorded(action, {"what": name, "was": was, "becomes": becomes})
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(file, json.dumps(state | {action: now}).encode())
+
+    def close(self) -> None:
+        """Have all on disk, and anchored."""
+        self._stopped.set()
+        self._wake.set()
+        if self._thread is None:
+            return
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=60)
+        self.sync(closing=True)
+        with self._turn:
+            if self._stream >= 0:
+                os.close(self._stream)
+            self._stream, self._end, self._thread = -1, _End(), None
+
+
+def keys_in(path: Path | None) -> dict[str, str]:
+    """Names and rights of the API keys in a file by their ids, to be watched."""
+    if path is None:
+        return {}
+    return {key.id: f"{key.name}: {' '.join(key.scopes)}" for key in ApiKeys(path).all()}
+
+
+def policies_in(peers: Mapping[str, Any]) -> dict[str, str]:
+    """What peers may do, by name: what differs from nothing."""
+    return {
+        name: " ".join(
+            f"{each.name}={getattr(peer, each.name)}" for each in fields(peer) if getattr(peer, each.name)
+        )
+        for name, peer in peers.items()
+    }
+
+
+def moment(at: float) -> str:
+    """A time as ISO 8601, in UTC."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of a log, in the order of their entries."""
+    return sorted(path for path in folder.glob("*.jsonl") if _NAME.fullmatch(path.name))
+
+
+def _sync_folder(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _tear_off(stream: IO[bytes]) -> int:
+    """Cut off an entry without its end, which a process that was killed was writing; how many bytes.
+
+    The stream stands before the last entries then.
+    """
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(max(0, size - LONGEST))
+    tail = stream.read()
+    torn = len(tail) - (tail.rfind(b"\n") + 1)
+    if torn:
+        stream.truncate(size - torn)
+    stream.seek(max(0, size - LONGEST))
+    return torn
+
+
+# reading
+
+
+@dataclass(frozen=True)
+class Line:
+    """An entry as it stands in a file."""
+
+    text: bytes
+    number: int
+    previous: str
+    hash: str
+    seal: str
+    file: Path
+    line: int
+
+    @classmethod
+    def of(cls, text: bytes, file: Path, line: int) -> Line | None:
+        """The entry in a line; None where it is none."""
+        match = _LINE.fullmatch(text)
+        if match is None:
+            return None
+        previous, hash, seal = (part.decode() for part in match.groups()[2:])
+        return cls(match[1], int(match[2]), previous, hash, seal, file, line)
+
+    @property
+    def whole(self) -> bytes:
+        """The line."""
+        return b'%s,"hash":"%s","seal":"%s"}\n' % (self.text, self.hash.encode(), self.seal.encode())
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What the entry says."""
+        content: dict[str, Any] = json.loads(self.text + b"}")
+        return content
+
+
+def _lines(file: Path, most: int | None = None) -> Iterator[Line]:
+    """The entries of a file, up to so many bytes; a DataError for a line that is none."""
+    size = 0
+    with file.open("rb") as stream:
+        for number, text in enumerate(stream, 1):
+            size += len(text)
+            if most is not None and size > most:
+                return
+            entry = Line.of(text[:-1], file, number) if text.endswith(b"\n") else None
+            if entry is None:
+                raise DataError("is no entry of an audit log", file=file, line=number, cure=CURE)
+            yield entry
+
+
+def lines(folder: Path, *, after: int = 0) -> Iterator[Line]:
+    """Every entry of the log in a node's or broker's folder, or those after a number; also while it grows."""
+    folder = folder / FOLDER
+    if not folder.is_dir():
+        return
+    with locked(folder / LOCK):  # nobody is in the middle of an entry
+        sizes = {file: file.stat().st_size for file in _files(folder)}
+    files = list(sizes)
+    for file, following in zip(files, [*files[1:], None], strict=True):
+        if following is None or int(following.name[:12]) > after + 1:
+            yield from (line for line in _lines(file, sizes[file]) if line.number > after)
+
+
+def audit(request: Request, action: str, *, name: str = "", **about: Any) -> None:
+    """An entry of the broker's log, of the caller of a request unless another name is said."""
+    log: AuditLog = request.app.state.broker.audit
+    name = name or request.scope[CALLER].name
+    named = {"person": name} if log.settings.names else {}
+    log.record(action, actor=log.pseudonym("", name), **named, **about)
+
+
+def check_auditor(caller: Caller[Any]) -> str:
+    """The name of a caller with the scope audit, which no other includes: administrators are audited."""
+    if not caller.may("audit"):
+        raise HttpProblem(403, "this needs a key with the scope audit, which admin does not include")
+    return caller.name
+
+
+def page_of(folder: Path, after: int, most: int) -> bytes:
+    """At most so many entries of a log after a number, as they stand in its files."""
+    return b"".join(line.whole for line in islice(lines(folder, after=after), most))
+
+
+def read_head(folder: Path, key: AuditKey) -> AuditHead:
+    """The last entry that the disk had, by the file that says so; 0 where there is none of this node's."""
+    try:
+        number, hash, seal = (folder / HEAD).read_text("ascii").split()
+        head = AuditHead(int(number), hash)
+    except (FileNotFoundError, ValueError):
+        return AuditHead()
+    return head if hmac.compare_digest(seal, key.seal(f"head {head}")) else AuditHead()
+
+
+@dataclass
+class Verified:
+    """What an audit log was found to have."""
+
+    entries: int = 0
+    files: int = 0
+    first: AuditHead = field(default_factory=AuditHead)
+    last: AuditHead = field(default_factory=AuditHead)
+    anchors: int = 0
+    heads: dict[str, dict[int, str]] = field(default_factory=dict)
+    """Of the ledgers that the log was anchored in, by their names: hashes of entries by their numbers."""
+
+
+def verify(folder: Path, key: AuditKey, anchors: Mapping[int, str] | None = None) -> Verified:
+    """Check every entry, and that those are there which `anchors` have by number and hash.
+
+    A DataError names the first entry that is broken: changed, missing, or not sealed with this key.
+    """
+    state, files = Verified(), set[Path]()
+    waiting = dict(anchors or {})
+    head = read_head(folder / FOLDER, key)
+    if head.number:
+        waiting.setdefault(head.number, head.hash)
+    before, retained, line = AuditHead(), AuditHead(), None
+    for line in lines(folder):
+        if line.previous != before.hash or line.number != before.number + 1:
+            if state.entries or line.number <= 1:
+                raise _out_of_order(line, before)
+            state.first = AuditHead(line.number - 1, line.previous)
+        _check(line, key, waiting)
+        before = AuditHead(line.number, line.hash)
+        state.anchors += waiting.pop(line.number, None) is not None
+        state.entries += 1
+        files.add(line.file)
+        if b'"action":"retention"' in line.text and (entry := line.content)["action"] == "retention":
+            retained = AuditHead(entry["before"] - 1, entry["last"])
+        elif b'"action":"anchored"' in line.text and (entry := line.content)["action"] == "anchored":
+            state.heads.setdefault(entry["ledger"], {})[entry["ledger_entry"]] = entry["ledger_hash"]
+    if not head.number and (state.heads or (folder / FOLDER / HEAD).exists()):
+        raise DataError("is missing, or not of this node", file=folder / FOLDER / HEAD, cure=CURE)
+    if state.first.number and state.first != retained:
+        problem = f"entries 1 to {state.first.number} are missing, and no entry says that they were too old"
+        raise DataError(problem, file=folder / FOLDER, cure=CURE)
+    missing = [number for number in waiting if number > before.number]
+    if missing:
+        problem = f"the log ends with entry {before.number}, and there was an entry {max(missing)}"
+        where = {"file": folder / FOLDER} if line is None else {"file": line.file, "line": line.line}
+        raise DataError(f"{problem}: what came after it was cut off", **where, cure=CURE)
+    state.last, state.files = before, len(files)
+    return state
+
+
+def _out_of_order(line: Line, before: AuditHead) -> DataError:
+    if line.number == before.number + 1:
+        problem = (
+            f"entry {line.number} was written after another entry {before.number} than the one before it"
+        )
+    elif line.number > before.number + 1:
+        problem = f"entry {before.number + 1} is missing: entry {line.number} comes after {before.number}"
+    else:
+        problem = f"entry {line.number} comes after entry {before.number}"
+    return DataError(problem, file=line.file, line=line.line, cure=CURE)
+
+
+def _check(line: Line, key: AuditKey, anchors: Mapping[int, str]) -> None:
+    problem = ""
+    if hashlib.sha256(line.text).hexdigest() != line.hash:
+        problem = "was changed: its hash is not that of its content"
+    elif not hmac.compare_digest(key.seal(line.hash), line.seal):
+        problem = "was not written by this node: its seal is not of this key"
+    elif anchors.get(line.number, line.hash) != line.hash:
+        problem = "is another than the one that was anchored"
+    if problem:
+        raise DataError(f"entry {line.number} {problem}", file=line.file, line=line.line, cure=CURE)

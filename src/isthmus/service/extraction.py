@@ -1,0 +1,386 @@
+"""What callers have seen of a silo: a price for reading a collection by searching it.
+
+    audit = NodeAudit(folder, settings, ledger, documents=lambda: 40_000)
+    audit.record_shown(person, "broker", policy, ids, query)      # in the log when it returns, or SeenEnough
+
+Of every caller (a person, or a peer that names none) and of every peer in all, the number of different
+documents is estimated that they were shown or have opened: by HyperLogLog sketches (Flajolet et al. 2007;
+small numbers by linear counting) of 4,096 registers, one a month, kept for a year, and one for today. They
+are of the audit log's keyed digests, so a document that is removed and comes back counts once, and what was
+not saved when a process died is read from the log again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sqlite3
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isthmus.errors import DataError
+from isthmus.private.ledger import Ledger
+from isthmus.service.audit_log import FOLDER, AuditHead, AuditLog, lines, moment
+from isthmus.service.limits import SEEN, HttpProblem
+from isthmus.service.people import Person
+from isthmus.service.settings import AuditSettings, Policy
+
+REGISTERS = 1 << 12
+MONTHS = 12
+"""How many count."""
+CALLERS = 500
+"""Callers in memory; others are read from the file when they come."""
+SAVED_SECONDS = 5.0
+"""Between two times that sketches are saved; what came since is in the log."""
+FILE = "seen.db"
+_ALPHA = 0.7213 / (1 + 1.079 / REGISTERS)
+_TABLES = """
+CREATE TABLE IF NOT EXISTS seen (
+    caller TEXT, period TEXT, sketch BLOB NOT NULL, opened INTEGER NOT NULL, PRIMARY KEY (caller, period)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS reached (entry INTEGER NOT NULL);
+"""
+
+_log = logging.getLogger("isthmus.service")
+
+
+class SeenEnough(HttpProblem):
+    """A caller who has seen as much of the silo as the policy lets them."""
+
+    kind = SEEN
+
+
+class DistinctCount:
+    """How many different digests were added, in 4 kB: within some 1.6 %, and closer below a thousand."""
+
+    def __init__(self, registers: bytes | bytearray = bytes(REGISTERS)) -> None:
+        self.registers = bytearray(registers)
+
+    def add(self, digests: Iterable[str]) -> bool:
+        """Add digests, 16 hexadecimal digits or more each; whether one of them was new to the sketch."""
+        registers, is_new = self.registers, False
+        for digest in digests:
+            bits = int(digest[:16], 16)
+            at, rank = bits >> 52, 53 - (bits & ((1 << 52) - 1)).bit_length()
+            if rank > registers[at]:
+                registers[at], is_new = rank, True
+        return is_new
+
+    @classmethod
+    def union(cls, sketches: Iterable[DistinctCount]) -> DistinctCount:
+        """Of what was added to any of them."""
+        rows = [np.frombuffer(bytes(each.registers), np.uint8) for each in sketches]
+        return cls(np.maximum.reduce(rows).tobytes()) if rows else cls()
+
+    @property
+    def estimate(self) -> float:
+        """How many."""
+        total = sum(self.registers.count(rank) / (1 << rank) for rank in range(54))
+        estimate, empty = _ALPHA * REGISTERS**2 / total, self.registers.count(0)
+        if estimate <= 2.5 * REGISTERS and empty:
+            estimate = REGISTERS * math.log(REGISTERS / empty)
+        return estimate
+
+
+@dataclass
+class _Period:
+    """What a caller saw in a month or on a day, and how many documents it opened."""
+
+    sketch: DistinctCount = field(default_factory=DistinctCount)
+    opened: int = 0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a caller has seen, in different documents: in a year, today; and opened today."""
+
+    peer: str
+    actor: str
+    documents: int
+    today: int
+    opened_today: int
+
+
+class SeenDocuments:
+    """Sketches of what callers have seen, by caller and period, in a file; not for several threads."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._callers: OrderedDict[str, dict[str, _Period]] = OrderedDict()
+        self._unsaved: set[str] = set()
+        try:
+            self._db = self._opened()
+        except sqlite3.DatabaseError:
+            _log.error("%s cannot be read and is made anew from the audit log", file)
+            file.unlink()
+            self._db = self._opened()
+        row = self._db.execute("SELECT max(entry) FROM reached").fetchone()
+        self.reached: int = row[0] or 0
+        """The last entry of the audit log that is in the file."""
+
+    def _opened(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self._file, timeout=30, isolation_level=None, check_same_thread=False)
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.executescript(_TABLES)
+        return db
+
+    def periods(self, caller: str) -> dict[str, _Period]:
+        """What a caller saw, by month and day."""
+        known = self._callers.get(caller)
+        if known is None:
+            rows = self._db.execute("SELECT period, sketch, opened FROM seen WHERE caller = ?", (caller,))
+            known = {
+                period: _Period(DistinctCount(zlib.decompress(packed)), opened)
+                for period, packed, opened in rows
+            }
+            self._callers[caller] = known
+            idle = [name for name in self._callers if name not in self._unsaved]
+            for name in idle[: max(0, len(self._callers) - CALLERS)]:
+                del self._callers[name]
+        self._callers.move_to_end(caller)
+        return known
+
+    def total(self, caller: str, at: str, *, more: Iterable[str] = ()) -> float:
+        """Different documents that a caller saw in the months up to a time, and would with `more` of them."""
+        sketch = DistinctCount.union(
+            period.sketch
+            for name, period in self.periods(caller).items()
+            if len(name) == len("2026-11") and name > _year_before(at)
+        )
+        sketch.add(more)
+        return sketch.estimate
+
+    def on_day(self, caller: str, at: str, *, more: Iterable[str] = ()) -> tuple[float, int]:
+        """Different documents that a caller saw on a day, and would with `more`; and how many it opened."""
+        period = self.periods(caller).get(at[:10], _Period())
+        sketch = DistinctCount(period.sketch.registers)
+        sketch.add(more)
+        return sketch.estimate, period.opened
+
+    def add(self, caller: str, digests: Sequence[str], at: str, *, opened: int = 0) -> None:
+        """A caller saw documents at a time."""
+        periods = self.periods(caller)
+        for name in [name for name in periods if len(name) == len(at[:10]) and name != at[:10]]:
+            del periods[name]
+        for name in (at[:7], at[:10]):
+            period = periods.setdefault(name, _Period())
+            period.sketch.add(digests)
+            period.opened += opened
+        self._unsaved.add(caller)
+
+    def save(self, entry: int, at: str) -> None:
+        """Have the file say what was seen up to an entry of the log, and forget what no longer counts."""
+        rows = [
+            (caller, name, zlib.compress(bytes(period.sketch.registers), 1), period.opened)
+            for caller in self._unsaved
+            for name, period in self._callers[caller].items()
+            if len(name) < len(at[:10]) or name == at[:10]
+        ]
+        db = self._db
+        db.execute("BEGIN IMMEDIATE")
+        db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)", rows)
+        db.execute(
+            "DELETE FROM seen WHERE length(period) = 10 AND period < ? OR period <= ?",
+            (at[:10], _year_before(at)),
+        )
+        db.execute("DELETE FROM reached")
+        db.execute("INSERT INTO reached VALUES (?)", (entry,))
+        db.execute("COMMIT")
+        self._unsaved.clear()
+        self.reached = entry
+
+    def rows(self, at: str) -> Iterator[Seen]:
+        """Every caller in the file, those that saw most first."""
+        names = [name for (name,) in self._db.execute("SELECT DISTINCT caller FROM seen ORDER BY caller")]
+        rows = []
+        for name in names:
+            peer, _, actor = name.partition("/")
+            today, opened = self.on_day(name, at)
+            rows.append(Seen(peer, actor, round(self.total(name, at)), round(today), opened))
+        yield from sorted(rows, key=lambda row: (-row.documents, row.peer, row.actor))
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._db.close()
+
+
+def _year_before(at: str) -> str:
+    """The month that no longer counts at a time, "2025-11" in November 2026."""
+    months = 12 * int(at[:4]) + int(at[5:7]) - 1 - MONTHS
+    return f"{months // 12:04d}-{months % 12 + 1:02d}"
+
+
+class NodeAudit(AuditLog):
+    """A silo's audit log, anchored in its ledger, which knows what callers have seen and may still see."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: AuditSettings,
+        ledger: Ledger,
+        *,
+        documents: Callable[[], int],
+        watched: Mapping[str, Callable[[], Mapping[str, str]]] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        def anchor(number: int, hash: str) -> Mapping[str, Any]:
+            return dict(
+                zip(
+                    ("ledger", "ledger_entry", "ledger_hash"),
+                    ledger.anchor(FOLDER, number, hash),
+                    strict=True,
+                )
+            )
+
+        super().__init__(
+            folder,
+            settings,
+            anchor=anchor,
+            beyond=lambda: AuditHead(*ledger.last_anchor(FOLDER)),
+            watched=watched,
+            clock=clock,
+        )
+        self._documents = documents
+        self.seen = SeenDocuments(folder / FILE)
+        self._saved = time.monotonic()
+        self.on_outcome: Callable[[str, str], None] = lambda peer, outcome: None
+        """Called with a peer and `alarm` or `refused`."""
+        self._catch_up(folder)
+
+    def _catch_up(self, folder: Path) -> None:
+        """What was in the log and not yet in the file of sketches when a process ended."""
+        number = self.seen.reached
+        try:
+            for line in lines(folder, after=number):
+                number = line.number
+                if b'"action":"shown"' in line.text or b'"action":"opened"' in line.text:
+                    entry = line.content
+                    for caller in _callers(entry.get("peer", ""), entry.get("actor", "")):
+                        is_opened = entry["action"] == "opened"
+                        self.seen.add(caller, entry.get("documents", ()), entry["at"], opened=is_opened)
+        except DataError as error:
+            _log.error("what callers have seen is known up to entry %d of the audit log: %s", number, error)
+        if number != self.seen.reached:
+            self.seen.save(number, moment(self._clock()))
+
+    def record_shown(
+        self, person: Person | None, peer: str, policy: Policy, ids: Sequence[str], query: str
+    ) -> None:
+        """Hits are about to leave: in the log when this returns; SeenEnough where the policy forbids it."""
+        self._admit("shown", person, peer, policy, ids, query)
+
+    def record_opened(
+        self, person: Person | None, peer: str, policy: Policy, id: str, request: str = ""
+    ) -> None:
+        """A whole document is about to leave, as a hit or by a `request` that its owner allowed."""
+        self._admit("opened", person, peer, policy, [id], "", request=request)
+
+    def _admit(
+        self,
+        action: str,
+        person: Person | None,
+        peer: str,
+        policy: Policy,
+        ids: Sequence[str],
+        query: str,
+        **more: str,
+    ) -> None:
+        actor = "" if person is None else self.pseudonym(peer, person.id)
+        named = {"person": person.id} if person is not None and self.settings.names else {}
+        digests, at = [self.document(id) for id in ids], moment(self._clock())
+        about: dict[str, Any] = {"peer": peer, "actor": actor, **named}
+        with self._turn:
+            limit = self._limit(policy, _callers(peer, actor), digests, at, is_opened=action == "opened")
+            if not limit:
+                alarm = self._alarm(policy, _callers(peer, actor)[0], digests, at)
+                self.record(action, documents=ids, query=query, **about, **more)
+                for caller in _callers(peer, actor):
+                    self.seen.add(caller, digests, at, opened=action == "opened")
+        if limit:
+            self.record("refused", what=limit, **about)
+            self.on_outcome(peer, "refused")
+            raise _refusal(limit, self._clock())
+        if alarm:
+            self.record("alarm", what=alarm, **about)
+            self.on_outcome(peer, "alarm")
+            _log.warning("%s, %s: %s", peer, actor or "all its callers", alarm)
+
+    def _limit(
+        self, policy: Policy, callers: Sequence[str], digests: Sequence[str], at: str, *, is_opened: bool
+    ) -> str:
+        """The limit that would be passed if these documents left; empty for none."""
+        caller, whole = callers[0], max(1, self._documents())
+        today, opened = 0.0, 0
+        if policy.most_seen_a_day is not None or policy.most_opened_a_day is not None:
+            (before, opened), (today, _) = (self.seen.on_day(caller, at, more=each) for each in ((), digests))
+            today *= today > before  # what was seen before may be seen again
+        if is_opened and policy.most_opened_a_day is not None and opened >= policy.most_opened_a_day:
+            return "most_opened_a_day"
+        if policy.most_seen_a_day is not None and today > policy.most_seen_a_day * whole:
+            return "most_seen_a_day"
+        for name, who in (("most_seen", caller), ("most_seen_by_peer", callers[-1])):
+            share = getattr(policy, name)
+            if share is not None:
+                before, after = (self.seen.total(who, at, more=each) for each in ((), digests))
+                if after > before and after > share * whole:
+                    return name
+        return ""
+
+    def _alarm(self, policy: Policy, caller: str, digests: Sequence[str], at: str) -> str:
+        """What to say of a caller who passes the share for an alarm now; empty for nothing."""
+        share = policy.alarm_seen if policy.alarm_seen is not None else (policy.most_seen or 0.0) / 2
+        if not share:
+            return ""
+        level = share * max(1, self._documents())
+        before, after = (self.seen.total(caller, at, more=each) for each in ((), digests))
+        return f"has seen {share:.1%} of the silo's documents" if before < level <= after else ""
+
+    def share_of(self, peer: str) -> float:
+        """The share of the silo's documents that a peer has seen in a year, by estimate."""
+        with self._turn:
+            total = self.seen.total(_callers(peer, "")[0], moment(self._clock()))
+        return min(1.0, total / max(1, self._documents()))
+
+    def sync(self, *, closing: bool = False) -> None:
+        """Have the disk have what was written; now and then the sketches as well."""
+        super().sync(closing=closing)
+        if closing or time.monotonic() > self._saved + SAVED_SECONDS:
+            with self._turn:
+                self._saved = time.monotonic()
+                self.seen.save(self._end.head.number, moment(self._clock()))
+
+    def close(self) -> None:
+        """Have all on disk, and anchored."""
+        super().close()
+        self.seen.close()
+
+
+def _callers(peer: str, actor: str) -> tuple[str, ...]:
+    """Under which names what somebody sees is counted: a person's, and the peer's."""
+    return (f"{peer}/{actor}", f"{peer}/") if actor else (f"{peer}/",)
+
+
+def _refusal(limit: str, now: float) -> SeenEnough:
+    cure = f"its operator may raise {limit} in the silo's policy"
+    if limit.endswith("_a_day"):
+        wait = str(math.ceil(86_400 - now % 86_400))
+        return SeenEnough(
+            429, f"as much of this silo as it shows in a day; tomorrow, or {cure}", Retry_After=wait
+        )
+    return SeenEnough(403, f"you have seen as much of this silo as its policy allows; {cure}")
+
+
+def seen_by_caller(folder: Path, now: float | None = None) -> list[Seen]:
+    """What every caller has seen of the silo in a node's folder, those that saw most first."""
+    if not (folder / FILE).exists():
+        return []
+    with closing(SeenDocuments(folder / FILE)) as seen:
+        return list(seen.rows(moment(time.time() if now is None else now)))
