@@ -8,8 +8,10 @@ from typing import Any
 
 
 @contextmanager
-def opened(browser: Any, address: str, *, patience: float, **context: Any) -> Iterator[Any]:
-    """The page at this address; fails when the browser complained or asked anybody else."""
+def opened(
+    browser: Any, address: str, *, patience: float, others: tuple[str, ...] = (), **context: Any
+) -> Iterator[Any]:
+    """The page at this address; fails when the browser complained or asked anybody but `others`."""
     home = address.partition("/#")[0]
     complaints: list[str] = []
     window = browser.new_context(**context)
@@ -18,7 +20,8 @@ def opened(browser: Any, address: str, *, patience: float, **context: Any) -> It
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda told: complaints.append(told.text) if "Security Policy" in told.text else None)
     page.on(
-        "request", lambda sent: None if sent.url.startswith((home, "data:")) else complaints.append(sent.url)
+        "request",
+        lambda sent: None if sent.url.startswith((home, "data:", *others)) else complaints.append(sent.url),
     )
     page.goto(address)
     try:

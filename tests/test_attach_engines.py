@@ -164,7 +164,7 @@ def test_hits_are_judged_and_documents_of_a_list_are_known(server, tmp_path):
         assert not node.store.judgements()
         assert set(node._ids()) == {named(server, id) for id in TITLES}
         rows = node.store.listed(words="harbour east")
-        assert {title for _, title, _, _ in rows} == {
+        assert {row[1] for row in rows} == {
             title for title in TITLES.values() if title.startswith("Harbour") and title.endswith("east")
         }
         rows = [

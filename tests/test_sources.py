@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.errors import ConfigError, DataError
 from isthmus.service.row_files import Columns
-from isthmus.service.settings import Source
+from isthmus.service.settings import PathRule, Source
 from isthmus.service.sources import SourceReport, load, load_all, read
 from isthmus.service.stores import Counts, SqliteStore
 from office_files import docx, eml, parquet, pptx, xlsx
@@ -310,3 +310,78 @@ def test_a_new_source_of_which_nothing_can_be_read_removes_no_others(store, tmp_
     (tmp_path / "new.csv").write_text("id,text\n2,mills\n")
     done = load_all((Source("table", tmp_path / "new.csv"),), store, pytest.fail)
     assert done == Counts(added=1, removed=1)
+
+
+def access_of(source):
+    """What the documents of a source say of who may see them and whom they are about, and what is wrong."""
+    errors = []
+    return {each.id: (each.allow, each.subject) for each in read(source, errors.append)}, errors
+
+
+def test_every_kind_of_source_says_who_may_see_a_document_and_whom_it_is_about(tmp_path):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    matter = "---\ntitle: kept\nallow: [doctors, 'user:ada']\nsubject: 4711\n---\n# Ward\n\nwords"
+    (folder / "a.md").write_text(matter)
+    (folder / "b.md").write_text("---\nallow:\n  - group:nurses\n  - everyone\n---\nwords")
+    (folder / "c.txt").write_text("words")
+    (folder / "c.txt.meta.json").write_text('{"allow": ["user:bob"], "subject": 12}')
+    (folder / "d.csv").write_text("id,patient,body,allow\n1,p1,words,nurses;user:ada\n2,,words,\n")
+    (folder / "open").mkdir()
+    (folder / "open" / "e.txt").write_text("words")
+    rules = Source(
+        "folder",
+        folder,
+        columns=Columns(subject="patient"),
+        allow=("staff",),
+        rules=(PathRule("open/*", ("everyone",)),),
+    )
+    stated, errors = access_of(rules)
+    assert not errors
+    assert stated == {
+        "a.md": (("group:doctors", "user:ada"), "4711"),
+        "b.md": (("everyone", "group:nurses"), ""),
+        "c.txt": (("user:bob",), "12"),
+        "d.csv#1": (("group:nurses", "user:ada"), "p1"),
+        "d.csv#2": (("group:staff",), ""),
+        "open/e.txt": (("everyone",), ""),
+    }
+    (text,) = (each for each in read(rules, errors.append) if each.id == "a.md")
+    assert (text.title, text.body.split()) == ("Ward", ["---", "title:", "kept", "---", "words"])
+    lines = tmp_path / "corpus.jsonl"
+    lines.write_text(
+        '{"_id": "1", "text": "words", "allow": ["group:a"], "subject": "x"}\n'
+        '{"_id": "2", "text": "words", "metadata": {"allow": "b"}}\n{"_id": "3", "text": "words"}\n'
+    )
+    assert access_of(Source("beir", lines))[0] == {
+        "1": (("group:a",), "x"),
+        "2": (("group:b",), ""),
+        "3": ((), ""),
+    }
+    with sqlite3.connect(tmp_path / "rows.db") as db:
+        db.execute("CREATE TABLE d (id, body, wards, person)")
+        db.execute("INSERT INTO d VALUES (1, 'words', 'a|b', 'p7')")
+    query = "SELECT id, wards AS allow, body, person AS subject FROM d"
+    source = Source("sql", url=f"sqlite:///{tmp_path / 'rows.db'}", query=query)
+    assert access_of(source)[0] == {"1": (("group:a", "group:b"), "p7")}
+
+
+def test_lists_in_parquet_are_principals_and_a_path_has_a_rule_of_its_own(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet as files
+
+    table = pa.table({"id": ["1", "2"], "body": ["words", "words"], "allow": [["a", "user:b"], None]})
+    files.write_table(table, tmp_path / "t.parquet")
+    rules = (PathRule("2*", ("second",)),)
+    stated, _ = access_of(Source("table", tmp_path / "t.parquet", rules=rules))
+    assert stated == {"1": (("group:a", "user:b"), ""), "2": (("group:second",), "")}
+
+
+@pytest.mark.parametrize("allow", ['"role:doctor"', "7", "[7]", '"user: "', '["a\\u0000"]'])
+def test_a_document_whose_rule_nobody_understands_is_not_read(tmp_path, allow):
+    (tmp_path / "a.txt").write_text("words")
+    (tmp_path / "a.txt.meta.json").write_text(f'{{"allow": {allow}}}')
+    stated, errors = access_of(Source("folder", tmp_path))
+    assert not stated
+    assert len(errors) == 1
+    assert "a.txt" in str(errors[0])

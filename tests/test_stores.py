@@ -307,3 +307,18 @@ def test_a_document_has_a_type_and_a_date_which_alone_change_it_only_where_they_
 )
 def test_the_type_of_an_id(id, type):
     assert type_of(id) == type
+
+
+def test_who_may_see_a_document_and_whom_it_is_about_are_stored_and_go_with_it(store):
+    seen = Draft("a", "title", "body", allow=("group:doctors", "user:ada"), subject="4711")
+    assert store.put([seen, *drafts("b")]) == Counts(added=2)
+    assert store.put([seen]) == Counts()
+    assert store.get(["a"])["a"] == replace(seen, language="")
+    assert [each.allow for each in store.changes(0, 9)] == [("group:doctors", "user:ada"), ()]
+    assert store.listed()[0] == ("a", "title", "", "", "group:doctors; user:ada", "4711")
+    assert store.put([replace(seen, allow=("user:ada",))]) == Counts(changed=1)
+    assert store.put([replace(seen, allow=(), subject="")]) == Counts(changed=1)
+    store.put([seen])
+    store.remove(["a"])
+    (gone,) = (each for each in store.changes(0, 9) if each.id == "a")
+    assert (gone.removed, gone.allow) == (True, ())

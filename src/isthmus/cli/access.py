@@ -7,11 +7,13 @@ import datetime
 from pathlib import Path
 
 from isthmus.cli.command import Command, add, add_json, say, show
+from isthmus.cli.judgements import add_broker, broker_client
 from isthmus.errors import DataError
 
 MAKE = "isthmus keys make keys --silos north,south --broker"
 KEYS = "the broker's or node's API keys"
-API = "isthmus keys api add keys/broker/api-keys.json ada --scopes search,feedback"
+API = """isthmus keys api add keys/broker/api-keys.json ada --scopes search,feedback
+isthmus keys api add keys/broker/api-keys.json ada --group doctors --group ward-3"""
 
 
 def _make_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +65,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "search, feedback, documents, counts, metrics, admin (%(default)s)",
         default="search,feedback",
     )
+    about = "a group of its owner's, for silos that ask who it is; may be repeated"
+    add(parser, "--group NAME", about, dest="groups", action="append", default=[])
     ends = parser.add_mutually_exclusive_group()
     add(ends, "--days", "how long it holds (%(default)s)", type=float, default=90)
     add(ends, "--forever", "until it is revoked")
@@ -71,7 +75,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "file FILE", KEYS)
-    add_json(parser, "a list of {id, name, scopes, created, expires}")
+    add_json(parser, "a list of {id, name, scopes, created, expires, groups}")
 
 
 def _revoke_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +88,8 @@ def _add(arguments: argparse.Namespace) -> None:
     from isthmus.service import ApiKeys
 
     days = None if arguments.forever else arguments.days
-    token = ApiKeys(arguments.file).add(arguments.name, scopes=_names(arguments.scopes), days=days)
+    scopes, groups = _names(arguments.scopes), arguments.groups
+    token = ApiKeys(arguments.file).add(arguments.name, scopes=scopes, days=days, groups=groups)
     show(arguments, {"id": token.split("_")[1], "key": token}, token)
     ends = "until it is revoked" if days is None else f"for {days:g} days"
     say(f"this key is shown once and stored hashed; it holds {ends}")
@@ -99,10 +104,15 @@ def _list(arguments: argparse.Namespace) -> None:
             "there are no API keys", file=arguments.file, cure="isthmus keys api add begins the file"
         )
     keys = ApiKeys(arguments.file).all()
-    columns = ("id", "name", "scopes", "created", "expires")
-    rows = [(key.id, key.name, list(key.scopes), _day(key.created), _day(key.expires)) for key in keys]
-    lines = [(*row[:2], " ".join(row[2]), row[3], row[4] or "never") for row in rows]
-    show(arguments, [dict(zip(columns, row, strict=True)) for row in rows], Table(columns, tuple(lines)))
+    columns = ("id", "name", "scopes", "created", "expires", "groups")
+    rows = [
+        (key.id, key.name, list(key.scopes), _day(key.created), _day(key.expires), list(key.groups))
+        for key in keys
+    ]
+    lines = [(*row[:2], " ".join(row[2]), row[3], row[4] or "never", ", ".join(row[5])) for row in rows]
+    width = len(columns) if any(row[5] for row in rows) else -1
+    table = Table(columns[:width], tuple(line[:width] for line in lines))
+    show(arguments, [dict(zip(columns, row, strict=True)) for row in rows], table)
     for key in ApiKeys(arguments.file).ending():
         say(f"isthmus: the key {key.id} of {key.name} ends soon; add a new one, then revoke it")
 
@@ -119,14 +129,51 @@ def _day(seconds: float | None) -> str | None:
     return None if when is None else when.isoformat(timespec="seconds")
 
 
+def _sessions_arguments(parser: argparse.ArgumentParser) -> None:
+    add_broker(parser, "an administrator's API key")
+    add_json(parser, "a list of {person, name, scopes, since, used}")
+
+
+def _end_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "person PERSON", "as list shows it: the name of their key, or their id at the provider")
+    add_broker(parser, "an administrator's API key")
+    add_json(parser, "{person, ended}")
+
+
+def _list_sessions(arguments: argparse.Namespace) -> None:
+    from isthmus.report import Table
+
+    with broker_client(arguments) as broker:
+        rows = [each.model_dump() for each in broker.sessions().sessions]
+    columns = ("person", "name", "scopes", "since", "used")
+    lines = tuple(
+        (*map(row.get, columns[:2]), " ".join(row["scopes"]), row["since"], row["used"]) for row in rows
+    )
+    show(arguments, rows, Table(columns, lines))
+
+
+def _end_sessions(arguments: argparse.Namespace) -> None:
+    with broker_client(arguments) as broker:
+        ended = broker.end_sessions(arguments.person)
+    show(arguments, {"person": arguments.person, "ended": ended}, f"{ended} sessions ended")
+    say("to keep them out: isthmus keys api revoke for their keys, and close their account at the provider")
+
+
 _API = "isthmus keys api"
+_SESSIONS = "isthmus keys sessions"
+_AT = "--broker https://search.example --key broker/admin.key"
 _FILE = "keys/broker/api-keys.json"
 _VERBS = (
     Command("add", "a new key, shown once", API, _add_arguments, _add),
     Command("list", "all keys, without secrets", f"{_API} list {_FILE}", _list_arguments, _list),
     Command("revoke", "refuse a key from now on", f"{_API} revoke {_FILE} 4f1c", _revoke_arguments, _revoke),
 )
+_SESSION_VERBS = (
+    Command("list", "who has one", f"{_SESSIONS} list {_AT}", _sessions_arguments, _list_sessions),
+    Command("end", "end all of a person's", f"{_SESSIONS} end ada {_AT}", _end_arguments, _end_sessions),
+)
 VERBS = (
     Command("make", "certificates for silos and a broker", MAKE, _make_arguments, _make),
     Command("api", "API keys for people and programs", API, verbs=_VERBS),
+    Command("sessions", "who is signed in at a broker", f"{_SESSIONS} list {_AT}", verbs=_SESSION_VERBS),
 )

@@ -186,7 +186,7 @@ def _list_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--find WORDS", "only those whose id or title has these words", default="")
     add(parser, "--source NAME", "only those of this source", default="")
     add(parser, "-n --most", "how many (%(default)s)", type=whole(1), default=100)
-    add_json(parser, "a list of {id, title, source, language}")
+    add_json(parser, "a list of {id, title, source, language, allow, subject}")
 
 
 def _list(arguments: argparse.Namespace) -> None:
@@ -198,9 +198,10 @@ def _list(arguments: argparse.Namespace) -> None:
         total = store.count()
     finally:
         store.close()
-    columns = ("id", "title", "source", "language")
-    lines = tuple(tuple(map(plain, row)) for row in rows)
-    listed = fitted(Table(columns, lines)) if lines else "no documents"
+    columns = ("id", "title", "source", "language", "allow", "subject")
+    places = [at for at in range(len(columns)) if at < 4 or any(row[at] for row in rows)]
+    lines = tuple(tuple(plain(row[at]) for at in places) for row in rows)
+    listed = fitted(Table(tuple(columns[at] for at in places), lines)) if lines else "no documents"
     show(arguments, [dict(zip(columns, row, strict=True)) for row in rows], listed)
     say(f"isthmus: {len(rows):,} of {total:,} documents")
 

@@ -1,3 +1,8 @@
+from isthmus.engines.access import ANYBODY as ANYBODY
+from isthmus.engines.access import EVERYONE as EVERYONE
+from isthmus.engines.access import may_see as may_see
+from isthmus.engines.access import principals_of as principals_of
+from isthmus.engines.access import subject_of as subject_of
 from isthmus.engines.attached import AttachedEngine as AttachedEngine
 from isthmus.engines.attached import AttachedReader as AttachedReader
 from isthmus.engines.embedded import EmbeddedEngine as EmbeddedEngine

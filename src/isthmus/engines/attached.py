@@ -42,11 +42,12 @@ from isthmus.engines.remote import (
     RemoteEngine,
     RemoteProblem,
     rarest,
+    sees_unruled,
     well_formed,
 )
 from isthmus.engines.tally import Counting, DocumentTally, Interrupted, batch_of, count_all, word_counts
 from isthmus.engines.terms import STOP
-from isthmus.errors import DataError, ServiceError
+from isthmus.errors import ConfigError, DataError, ServiceError
 
 OVERFETCH = 2
 """Candidates proposed for each that is wanted, so that exact scores decide."""
@@ -64,6 +65,8 @@ LONGEST_ID = 1_000
 """A document with a longer id is passed over."""
 LISTED = 60.0
 """Seconds for which a list of all ids is used again."""
+MOST_COUNTS = 64
+"""Numbers of documents that are remembered, each for those who may see them."""
 NAMED = 100_000
 """Documents that are not counted yet and have a handle, at most; the oldest lose theirs."""
 
@@ -89,6 +92,8 @@ class Remote:
         self._id_of: dict[int, str] = {}
         self._next = 1
         self._listed: tuple[float, list[str]] = (-LISTED, [])
+        self._is_checked = False
+        self._counts: dict[Constraints, tuple[float, int]] = {}
         self._lock = threading.Lock()
 
     def ask(self, work: Callable[[], T]) -> T:
@@ -120,7 +125,8 @@ class Remote:
             return self.ask(work)
         except RemoteProblem as problem:
             if only != ANY and problem.code != TOO_SLOW:
-                raise CannotNarrow(f"{self.engine.noun} does not filter by this type or date") from None
+                reason = f"{self.engine.noun} does not filter by this type or date, or by who may see it"
+                raise CannotNarrow(reason) from None
             raise problem.of_query() from None
 
     def texts(self, ids: Sequence[str]) -> dict[str, RemoteDocument]:
@@ -167,6 +173,23 @@ class Remote:
             self._listed = (time.monotonic(), ids)
         return self._listed[1]
 
+    def check_rules(self) -> None:
+        """That documents can be filtered by who may see them, unless it was found so before."""
+        if not self._is_checked:
+            self.ask(self.engine.check_rules)
+            self._is_checked = True
+
+    def seen_count(self, only: Constraints) -> int:
+        """How many documents meet constraints, as it was within the last seconds."""
+        now = time.monotonic()
+        at, count = self._counts.get(only, (-LOOK, 0))
+        if now - at >= LOOK:
+            count = self.find(lambda: self.engine.documents(only), only)
+            if len(self._counts) > MOST_COUNTS:
+                self._counts.clear()
+            self._counts[only] = now, count
+        return count
+
     def reserve(self, first: int) -> int:
         """The first number that no document has, from `first` on, and all before it are counted's."""
         with self._lock:
@@ -204,9 +227,37 @@ class AttachedReader:
     tally: DocumentTally
     documents: int
     language: str
+    readers: frozenset[str] | None = None
+    """The principals of whoever asks, where documents say who may see them; None for the owner."""
+    is_closed: bool = False
+    """Whether they see nothing at all."""
 
     def __len__(self) -> int:
-        return self.documents
+        if self.readers is None or self.is_closed:
+            return 0 if self.is_closed else self.documents
+        return self.remote.seen_count(self._pushed(None))
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether documents say who may see them, or the silo does."""
+        return bool(self.remote.engine.location.allow or self.remote.engine.location.allowed)
+
+    @property
+    def is_own(self) -> bool:
+        """Not where some documents are hidden: terms are counted in all of them."""
+        return self.readers is None
+
+    def seen_by(self, principals: frozenset[str]) -> AttachedReader:
+        """What the server gives to these principals; statistics stay those of all documents."""
+        at = self.remote.engine.location
+        if not at.allow and sees_unruled(principals, at):
+            return self
+        if at.allow:
+            try:
+                self.remote.check_rules()
+            except ConfigError as error:
+                raise ServiceError(str(error)) from None
+        return replace(self, readers=principals, is_closed=not at.allow)
 
     @property
     def change(self) -> int:
@@ -226,7 +277,7 @@ class AttachedReader:
     def matching(self, weights: Mapping[str, float], depth: int, only: Constraints | None = None) -> IntArray:
         """What the server proposes, by the rarest words where there are very many."""
         pushed = self._pushed(only)
-        if depth < 1 or not weights:
+        if depth < 1 or not weights or self.is_closed:
             return np.empty(0, dtype=np.int64)
         engine, some = cast(CountedEngine, self.remote.engine), rarest(weights, self.tally.code_of)
         most = OVERFETCH * depth
@@ -239,6 +290,8 @@ class AttachedReader:
     ) -> tuple[IntArray, FloatArray]:
         """The best documents by the server's own scores, ascending by handle; of those that meet constraints,
         which are read in their texts."""
+        if self.is_closed:
+            return np.empty(0, dtype=np.int64), np.empty(0)
         pushed, most = self._pushed(only), depth if only is None else OVERFETCH * depth
         hits = self.remote.find(lambda: self.remote.engine.search(text, vector, most, pushed), pushed)
         hits = [(id, score) for id, score in hits[:most] if self.remote.shows(id) and np.isfinite(score)]
@@ -284,7 +337,9 @@ class AttachedReader:
         texts = zip(handles.tolist(), self._texts(handles), strict=True)
         return ExactReader(
             [
-                Change(each.id, at, False, each.title, each.body, self.language, each.type, each.date)
+                Change(
+                    each.id, at, False, each.title, each.body, self.language, each.type, each.date, each.allow
+                )
                 for at, each in texts
             ]
         )
@@ -335,7 +390,10 @@ class AttachedReader:
 
     def newest(self, depth: int, only: Constraints) -> IntArray:
         """As the server lists them; of those, what meets constraints that are read in texts."""
+        if self.is_closed:
+            return np.empty(0, dtype=np.int64)
         pushed = self._pushed(only)
+        only = replace(only, readers=self.readers)
         most = depth if pushed == only else OVERFETCH * depth
         ids = self.remote.find(lambda: self.remote.engine.newest(most, pushed), pushed)[:most]
         handles = np.array(self._numbers(list(filter(self.remote.shows, ids))), dtype=np.int64)
@@ -345,6 +403,8 @@ class AttachedReader:
 
     def matches(self, words: Iterable[str], only: Constraints | None = None) -> Matches:
         """As the server counts documents that have any of the words."""
+        if self.is_closed:
+            return Matches(0, {}, {})
         engine, pushed = cast(CountedEngine, self.remote.engine), self._counted(only)
         terms = list(rarest(dict.fromkeys(words, 1.0), self.tally.code_of))
         if not terms:
@@ -353,6 +413,8 @@ class AttachedReader:
 
     def text_matches(self, text: str, only: Constraints | None = None) -> Matches:
         """As the server counts what its own search finds."""
+        if self.is_closed:
+            return Matches(0, {}, {})
         pushed = self._counted(only)
         if not text.strip():
             return self._all_matches(pushed)
@@ -364,12 +426,14 @@ class AttachedReader:
 
     def _counted(self, only: Constraints | None) -> Constraints:
         pushed = self._pushed(only)
-        if pushed != (only or ANY):
+        if pushed != replace(only or ANY, readers=self.readers):
             raise CannotNarrow("its engine counts by words, types and dates alone")
         return pushed
 
     def beginning(self, prefix: str, limit: int | None = None) -> list[tuple[str, int]]:
-        """Of the terms that are counted."""
+        """Of the terms that are counted; none where some of the documents that have them are hidden."""
+        if not self.is_own:
+            return []
         terms, counts = self.tally.statistics(("text.having",))
         pairs = zip(terms.tolist(), counts["text.having"].tolist(), strict=True)
         return sorted(
@@ -379,8 +443,9 @@ class AttachedReader:
     def _pushed(self, only: Constraints | None) -> Constraints:
         """What the server sees to: types and dates, where it has fields for them; texts are read here."""
         if only is None:
-            return ANY
-        pushed, at = replace(only, phrases=(), prefixes=(), without=()), self.remote.engine.location
+            return replace(ANY, readers=self.readers)
+        pushed = replace(only, phrases=(), prefixes=(), without=(), readers=self.readers)
+        at = self.remote.engine.location
         if (pushed.types or pushed.other_types) and not at.type:
             raise CannotNarrow("its engine has no types of documents (type in [engine])")
         if (pushed.since, pushed.until) != (None, None) and not at.date:

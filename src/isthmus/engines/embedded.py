@@ -34,6 +34,8 @@ import numpy as np
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Span, Vectors
 from isthmus.engines.engine import (
+    ANY,
+    BY_FIELD,
     FIELDS,
     MOST_FACETS,
     Change,
@@ -54,7 +56,7 @@ from isthmus.languages import analysis_name
 
 _log = logging.getLogger("isthmus.engines")
 
-FORMAT = 6
+FORMAT = 7
 HEAP = 64_000_000
 """Bytes that tantivy collects before it writes a segment."""
 OVERFETCH, LEAST_FETCHED, MOST_FETCHED = 3, 100, 1 << 14
@@ -63,8 +65,8 @@ MOST_COUNTED = 1 << 20
 """Candidates times terms of a query, at most, where more are fetched: each is counted."""
 FACETS = {
     "count": {"value_count": {"field": "change"}},
-    "type": {"terms": {"field": "type", "size": MOST_FACETS}},
-    "year": {"terms": {"field": "year", "size": MOST_FACETS}},
+    "type": {"terms": {"field": "type", "size": 20 * MOST_FACETS}},
+    "year": {"terms": {"field": "year", "size": 20 * MOST_FACETS}},
 }
 MANIFEST = "manifest.json"
 CURE = "the index is left as it is; see to the file system, its permissions and the limit of open files"
@@ -75,6 +77,12 @@ LAST = (1 << 63) - 1
 """No change has a larger number."""
 EVERY = "1"
 """A term of every document: its document frequency counts what tantivy's other ones count."""
+OPEN = "*"
+"""In the place of the principals of a document that names none."""
+MOST_SEEN = 64
+"""Sets of principals whose documents are remembered."""
+COMPARED = 1 << 16
+"""Documents whose vectors are compared at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +95,10 @@ class EmbeddedReader:
     dense: VectorReader | None
     change: int
     """The last change, also where nothing is left of it."""
+    seen: Any = None
+    """tantivy's query of the documents that whoever asks may see, which are those that `view` has; None for
+    all. Where it is one, candidates are all documents that match, and vectors are compared one by one: what
+    proposes some of them elsewhere has read the others too."""
 
     def __len__(self) -> int:
         return self.view.living
@@ -105,10 +117,41 @@ class EmbeddedReader:
     def _every(self) -> int:
         return int(self.searcher.doc_freq("every", EVERY))
 
+    @property
+    def has_rules(self) -> bool:
+        return int(self.searcher.doc_freq("allow", OPEN)) < self._every
+
+    is_own = True
+
+    @cached_property
+    def _seen_by(self) -> dict[frozenset[str], EmbeddedReader]:
+        return {}
+
+    def seen_by(self, principals: frozenset[str]) -> EmbeddedReader:
+        from tantivy import Query
+
+        known = self._seen_by.get(principals)
+        if known is None:
+            named = Query.term_set_query(self.schema, "allow", sorted({*principals, OPEN}))
+            only = replace(self, seen=Query.const_score_query(named, 0.0))
+            known = replace(only, view=self.view.limited(self.view.rows(only._all(named))))
+            if len(self._seen_by) >= MOST_SEEN:
+                self._seen_by.clear()
+            self._seen_by[principals] = known
+        return known
+
+    def _all(self, query: Any, only: Constraints | None = None, most: int | None = None) -> IntArray:
+        """All documents of a query that meet constraints and may be seen, ascending; at most so many."""
+        limit = self.searcher.num_docs if most is None else most
+        constrained = self._constrained(query, only or ANY)
+        return self._handles(self.searcher.search(constrained, max(limit, 1), count=False).hits)
+
     def matching(self, weights: Mapping[str, float], depth: int, only: Constraints | None = None) -> IntArray:
         query = self._query(weights)
         if query is None or depth < 1:
             return np.empty(0, dtype=np.int64)
+        if self.seen is not None:
+            return self._having(weights, only)
         if only is not None:
             query = self._constrained(query, only)
         limit = max(OVERFETCH * depth, LEAST_FETCHED)
@@ -119,6 +162,17 @@ class EmbeddedReader:
                 break
             limit = min(4 * limit, most)
         return self._handles(hits)
+
+    def _having(self, weights: Mapping[str, float], only: Constraints | None = None) -> IntArray:
+        """All documents with any of the words; where those are too many to count, with any of the half of
+        them that weighs most, and so on, the latest of one word's."""
+        most, words = MOST_COUNTED // len(weights), sorted(weights, key=lambda word: (-weights[word], word))
+        while (query := self._query({word: weights[word] for word in words})) is not None:
+            handles = self._all(query, only, most + 1 if len(words) > 1 else None)
+            if len(handles) <= most or len(words) == 1:
+                return handles[-most:]
+            words = words[: len(words) // 2]
+        return np.empty(0, dtype=np.int64)
 
     def _handles(self, hits: Sequence[tuple[float, Any]]) -> IntArray:
         """The documents of hits, ascending; none of a batch that was never acknowledged."""
@@ -152,6 +206,8 @@ class EmbeddedReader:
             parts.append((Occur.MustNot, self._of_types(only.other_types)))
         if only.since is not None or only.until is not None:
             parts.append((Occur.Must, Query.const_score_query(self._dated(only), 0.0)))
+        if self.seen is not None:
+            parts.append((Occur.Must, self.seen))
         return Query.boolean_query(parts)
 
     def _of_types(self, types: Sequence[str]) -> Any:
@@ -189,8 +245,13 @@ class EmbeddedReader:
         return Query.boolean_query(parts) if parts else None
 
     def nearest(self, vector: Vectors, depth: int, only: Constraints | None = None) -> IntArray:
+        from tantivy import Query
+
         if self.dense is None:
             return np.empty(0, dtype=np.int64)
+        if self.seen is not None:
+            meeting = self.handles() if only is None else self._all(Query.all_query(), only)
+            return self._nearest_among(meeting, vector, depth)
         if only is not None:
             return self._nearest_of(vector, depth, only)
         changes = self.dense.search(vector, depth)[0].astype(np.int64)
@@ -202,9 +263,7 @@ class EmbeddedReader:
         assert self.dense is not None
         meeting = self.newest(EXACT + 1, only)
         if len(meeting) <= EXACT:
-            cosines = self.cosines(meeting, vector)
-            order = np.lexsort((meeting, cosines))[::-1]
-            return meeting[order[np.isfinite(cosines[order])][:depth]]
+            return self._nearest_among(meeting, vector, depth)
         limit = OVERFETCH * depth
         while True:
             near = self.nearest(vector, limit)
@@ -213,14 +272,26 @@ class EmbeddedReader:
                 return chosen[:depth]
             limit = min(4 * limit, MOST_FETCHED)
 
+    def _nearest_among(self, handles: IntArray, vector: Vectors, depth: int) -> IntArray:
+        """The nearest of documents that are all compared; of equal cosines the later ones."""
+        parts = np.array_split(handles, len(handles) // COMPARED + 1)
+        cosines = np.concatenate([self.cosines(part, vector) for part in parts])
+        order = np.lexsort((handles, cosines))[::-1]
+        nearest: IntArray = handles[order[np.isfinite(cosines[order])][:depth]]
+        return nearest
+
     def newest(self, depth: int, only: Constraints) -> IntArray:
         from tantivy import Query
 
         if depth < 1 or not len(self):
             return np.empty(0, dtype=np.int64)
         query = self._constrained(Query.all_query(), only)
-        hits = self.searcher.search(query, depth, count=False, order_by_field="date").hits
+        limit = depth if self.seen is None else self.searcher.num_docs  # tantivy's order of equal dates is
+        hits = self.searcher.search(query, limit, count=False, order_by_field="date").hits  # of all documents
         values = self.searcher.fast_field_values("change", [address for _, address in hits])
+        if self.seen is not None:
+            dates = [-math.inf if date is None else date for date, _ in hits]
+            values = np.array(values, dtype=np.int64)[np.lexsort((values, dates))[::-1]][:depth].tolist()
         changes = np.array(list(dict.fromkeys(values)), dtype=np.int64)
         return changes[self.view.rows(changes) >= 0]
 
@@ -231,16 +302,29 @@ class EmbeddedReader:
         query = self._query(weights) if weights else Query.all_query()
         if query is None:
             return Matches(0, {}, {})
-        counted = self.searcher.aggregate(query if only is None else self._constrained(query, only), FACETS)
+        if only is not None or self.seen is not None:
+            query = self._constrained(query, only or ANY)
+        counted = self.searcher.aggregate(query, FACETS)
         types, years = (
-            {each["key"]: int(each["doc_count"]) for each in counted[name]["buckets"]}
+            sorted((-int(each["doc_count"]), each["key"]) for each in counted[name]["buckets"])[:MOST_FACETS]
             for name in ("type", "year")
         )
-        return Matches(int(counted["count"]["value"]), types, {int(key): n for key, n in years.items()})
+        by_type, by_year = {key: -n for n, key in types}, {int(key): -n for n, key in years}
+        return Matches(int(counted["count"]["value"]), by_type, by_year)
 
     def beginning(self, prefix: str, limit: int | None = None) -> list[tuple[str, int]]:
-        terms: list[tuple[str, int]] = self.searcher.terms_with_prefix("terms", prefix, limit=limit)
-        return terms
+        if self.seen is None:
+            terms: list[tuple[str, int]] = self.searcher.terms_with_prefix("terms", prefix, limit=limit)
+            return terms
+        words = [word for word, _ in self.searcher.terms_with_prefix("terms", prefix)]
+        having = self.view.tables(words, self._totals)[BY_FIELD[0]].astype(int).tolist()
+        seen = sorted((-count, word) for word, count in zip(words, having, strict=True) if count)
+        return [(word, -count) for count, word in seen[:limit]]
+
+    @cached_property
+    def _totals(self) -> IntArray:
+        """Counts of words over the documents that may be seen."""
+        return self.view.totals if self.seen is None else self.view.summed(np.flatnonzero(self.view.alive))
 
     def cosines(self, handles: IntArray, vector: Vectors) -> FloatArray:
         if self.dense is None:
@@ -259,7 +343,13 @@ class EmbeddedReader:
         return self.view.word_counts(self.view.rows(handles), words)
 
     def tables(self, words: Sequence[str]) -> dict[str, FloatArray]:
-        return self.view.tables(words)
+        if self.seen is None or "_totals" in vars(self):
+            return self.view.tables(words, self._totals)
+        query = self._query(dict.fromkeys(words, 1.0))
+        handles = np.empty(0, dtype=np.int64) if query is None else self._all(query)
+        if len(handles) * len(words) > MOST_COUNTED:
+            return self.view.tables(words, self._totals)
+        return self.counts(handles, words).totals()
 
     def ids(self, handles: IntArray) -> list[str]:
         return self.view.names(self.view.rows(handles))
@@ -280,7 +370,7 @@ class EmbeddedReader:
     def statistics(
         self, names: Sequence[str], handles: IntArray | None = None
     ) -> tuple[Ids, Mapping[str, IntArray]]:
-        totals = self.view.totals if handles is None else self.view.summed(self.view.rows(handles))
+        totals = self._totals if handles is None else self.view.summed(self.view.rows(handles))
         return self.view.statistics(names, totals)
 
 
@@ -347,6 +437,8 @@ class Generation:
                 document = Document()
                 document.add_unsigned("change", each.change)
                 document.add_text("every", EVERY)
+                for principal in each.allow or (OPEN,):
+                    document.add_text("allow", principal)
                 if each.type:
                     document.add_text("type", each.type)
                 if each.date is not None:
@@ -585,6 +677,7 @@ def _schema() -> Any:
     builder = SchemaBuilder()
     builder.add_unsigned_field("change", fast=True, indexed=True)
     builder.add_text_field("every", tokenizer_name="raw", index_option="basic")
+    builder.add_text_field("allow", tokenizer_name="raw", index_option="basic")
     builder.add_text_field("type", tokenizer_name="raw", index_option="basic", fast=True)
     builder.add_integer_field("date", fast=True, indexed=True)
     builder.add_integer_field("year", fast=True)

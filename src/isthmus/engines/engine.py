@@ -50,6 +50,8 @@ class Change(NamedTuple):
     """Its kind in lower case: pdf, html; "" for one that is not known."""
     date: int | None = None
     """Its Unix time; None for one that is not known."""
+    allow: tuple[str, ...] = ()
+    """The principals who may see it; everybody where there are none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +67,13 @@ class WordCounts:
     lead: NDArray[np.int32]
     lengths: NDArray[np.int32]
     distinct: NDArray[np.int32]
+
+    def totals(self) -> dict[str, FloatArray]:
+        """Over the documents, by the names of `BY_FIELD`."""
+        having = [(table > 0).sum(axis=0) for table in (self.title + self.body, self.title, self.body)]
+        title, body = (table.sum(axis=0, dtype=np.int64) for table in (self.title, self.body))
+        tables = (having[0], having[1], title, having[2], body)
+        return {name: table.astype(np.float64) for name, table in zip(BY_FIELD, tables, strict=True)}
 
     def take(self, rows: IntArray) -> WordCounts:
         """Of some of the documents."""
@@ -106,6 +115,8 @@ class Constraints:
     """The Unix time from which on a document's date lies. One without a date has none within bounds."""
     until: int | None = None
     """The Unix time before which it lies."""
+    readers: frozenset[str] | None = None
+    """The principals of whoever asks, for an engine elsewhere: documents that name none of them are none."""
 
 
 ANY = Constraints()
@@ -148,6 +159,18 @@ class EngineReader(Protocol):
 
     def __len__(self) -> int:
         """The number of documents."""
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether any document says who may see it."""
+
+    def seen_by(self, principals: frozenset[str]) -> EngineReader:
+        """The documents that these principals may see, as if there were no others: nothing that the reader
+        says depends on what it leaves out, but for what `is_own` says."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether counts of terms are of these documents alone, though others are hidden."""
 
     def matching(self, weights: Mapping[str, float], depth: int, only: Constraints | None = None) -> IntArray:
         """Documents with any of the words, among them the best `depth` by BM25 with these weights, nearly

@@ -47,6 +47,18 @@ class ExactReader:
         self._vectors = dict(vectors or {})
         self.vocabulary = object()
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether any document says who may see it."""
+        return any(each.allow for each in self.documents)
+
+    def seen_by(self, principals: frozenset[str]) -> ExactReader:
+        """Of those documents alone."""
+        seen = [each for each in self.documents if not each.allow or principals.intersection(each.allow)]
+        return ExactReader(seen, self._vectors)
+
+    is_own = True
+
     def __len__(self) -> int:
         return len(self.documents)
 

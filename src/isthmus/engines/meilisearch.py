@@ -20,9 +20,12 @@ from isthmus.engines.remote import (
     document_of,
     kinds_of,
     latest,
+    names_of,
+    sees_unruled,
     type_name,
     words_of,
 )
+from isthmus.errors import ConfigError
 
 _KEY = re.compile("[A-Za-z0-9_-]{1,511}")
 
@@ -32,12 +35,13 @@ class MeilisearchEngine:
     a tenant token brings its own."""
 
     noun: ClassVar[str] = "Meilisearch"
+    ranks_alone: ClassVar[bool] = True
 
     def __init__(self, location: Location) -> None:
         self._at = self.location = location
         headers = {"authorization": f"Bearer {location.key}"} if location.key else {}
         self._server = JsonServer(location, self.noun, headers)
-        fields = (location.id, location.title, location.body, location.type, location.date)
+        fields = (location.id, location.title, location.body, location.type, location.date, location.allow)
         self._fields = [name for name in fields if name]
 
     def _ask(self, verb: str, body: dict[str, Any], only: Constraints = ANY) -> Any:
@@ -53,6 +57,11 @@ class MeilisearchEngine:
             filters += [f"{at.type} {sign} [{values}]"] if types else []
         for bound, sign in ((only.since, ">="), (only.until, "<")):
             filters += [] if bound is None else [f"{at.date} {sign} {bound}"]
+        if only.readers is not None:
+            rule = f"{at.allow} IN {json.dumps(names_of(only.readers), ensure_ascii=False)}"
+            if sees_unruled(only.readers, at):
+                rule += f" OR {at.allow} NOT EXISTS OR {at.allow} IS EMPTY OR {at.allow} IS NULL"
+            filters.append(rule)
         return filters
 
     def sources(self) -> list[RemoteSource]:
@@ -65,6 +74,16 @@ class MeilisearchEngine:
                 kinds[each["primaryKey"]] = "id"
                 sources.append(RemoteSource(each["uid"], int(page["total"]), kinds))
         return sources
+
+    def check_rules(self) -> None:
+        """That the index filters by the attribute."""
+        names = self._server.ask("GET", f"/indexes/{self._at.source}/settings/filterable-attributes")
+        if self._at.allow not in names and "*" not in names:
+            raise ConfigError(
+                f"the index does not filter by {self._at.allow}",
+                key="engine.allow_field",
+                expected="one of its filterableAttributes",
+            )
 
     def documents(self, only: Constraints = ANY) -> int:
         """Documents that meet the filter."""

@@ -22,10 +22,13 @@ from isthmus.engines.remote import (
     RemoteSource,
     document_of,
     json_filter,
+    names_of,
+    sees_unruled,
     type_name,
     words_of,
 )
 from isthmus.engines.terms import STOP
+from isthmus.errors import ConfigError
 
 MILLI = 1_000
 """Dates that are numbers are milliseconds."""
@@ -39,13 +42,15 @@ class OpenSearchEngine:
     """See `CountedEngine`. A filter is a query as JSON; a key is `user:password`, or an API key."""
 
     noun: ClassVar[str] = "OpenSearch"
+    ranks_alone: ClassVar[bool] = False
 
     def __init__(self, location: Location) -> None:
         self._at = self.location = location
         self._server = JsonServer(location, self.noun, _authorization(location.key))
         self._filter = json_filter(location)
         self._fields = [name for name in (location.title, location.body) if name]
-        self._read = [*self._fields, *(name for name in (location.type, location.date) if name)]
+        others = (location.type, location.date, location.allow)
+        self._read = [*self._fields, *(name for name in others if name)]
 
     def _search(self, body: dict[str, Any], **options: Any) -> Any:
         return self._server.ask("POST", f"/{self._at.source}/_search", body, **options)
@@ -58,6 +63,12 @@ class OpenSearchEngine:
             filters.append({"range": {self._at.date: {**bounds, "format": "epoch_millis"}}})
         if only.types:
             filters.append({"bool": {"should": self._of_types(only.types), "minimum_should_match": 1}})
+        if only.readers is not None:
+            named: list[Any] = [{"terms": {self._at.allow: names_of(only.readers)}}]
+            if sees_unruled(only.readers, self._at):  # a value that is too long to be indexed is there, too
+                stated = [{"exists": {"field": self._at.allow}}, {"term": {"_ignored": self._at.allow}}]
+                named.append({"bool": {"must_not": stated}})
+            filters.append({"bool": {"should": named, "minimum_should_match": 1}})
         without = {"must_not": self._of_types(only.other_types)} if only.other_types else {}
         return {"query": {"bool": {"filter": filters, **without, **matched}}}
 
@@ -77,6 +88,20 @@ class OpenSearchEngine:
                     RemoteSource(each["index"], int(each.get("docs.count") or 0), {"_id": "id", **kinds})
                 )
         return sources
+
+    def check_rules(self) -> None:
+        """That the field is one of keywords: of others single words would be compared."""
+        for mapping in self._server.ask("GET", f"/{self._at.source}/_mapping").values():
+            properties, kind = mapping["mappings"].get("properties", {}), {}
+            for part in self._at.allow.split("."):
+                kind = properties.get(part, {})
+                properties = kind.get("properties") or kind.get("fields") or {}
+            if kind.get("type") != "keyword":
+                raise ConfigError(
+                    f"{self._at.allow} is {kind.get('type', 'no field')}",
+                    key="engine.allow_field",
+                    expected="a field of type keyword",
+                )
 
     def documents(self, only: Constraints = ANY) -> int:
         """Documents that meet the filter."""

@@ -27,6 +27,9 @@ from isthmus.engines.remote import (
     RemoteDocument,
     RemoteProblem,
     RemoteSource,
+    names_of,
+    rule_of,
+    sees_unruled,
     words_of,
 )
 from isthmus.engines.terms import STOP
@@ -65,6 +68,7 @@ class PostgresEngine:
     """See `CountedEngine`. A `search_by` is a tsvector: a column, or an expression that an index has."""
 
     noun: ClassVar[str] = "PostgreSQL"
+    ranks_alone: ClassVar[bool] = True
 
     def __init__(self, location: Location) -> None:
         try:
@@ -94,7 +98,12 @@ class PostgresEngine:
     def _fields(self) -> str:
         """What is read of a row: those of a `RemoteDocument`."""
         texts = (*(() if self._at.title else ("''",)), *self._texts)
-        return ", ".join((f"{self._id}::text", *texts, f"coalesce({self._type}, '')", self._dates[0]))
+        rules = f"coalesce({self._rules}, '{{}}')"
+        return ", ".join((f"{self._id}::text", *texts, f"coalesce({self._type}, '')", self._dates[0], rules))
+
+    def _document(self, row: Sequence[Any]) -> RemoteDocument:
+        id, title, body, type, date, rule = row
+        return RemoteDocument(id, title, body, type, date, rule_of(rule, self._at))
 
     @cached_property
     def _dates(self) -> tuple[str, str, str]:
@@ -125,7 +134,33 @@ class PostgresEngine:
                 _, column, moment = self._dates
                 parts.append(f"{column} {test} {moment}")
                 values.append(bound)
+        if only.readers is not None:
+            rule = f"{self._rules} && %s::text[]"
+            if sees_unruled(only.readers, self._at):
+                rule += f" OR coalesce(cardinality({self._rules}), 0) = 0"
+            parts.append(f"({rule})")
+            values.append([each.replace("\0", " ") for each in names_of(only.readers)])
         return " AND ".join(parts), values
+
+    @cached_property
+    def _rules(self) -> str:
+        """The array of a row's principals."""
+        if not self._at.allow:
+            return "NULL::text[]"
+        column = _quoted(self._at.allow)
+        ((kind,),) = self._rows(f"SELECT pg_typeof((SELECT {column} FROM {self._source} LIMIT 1))::text")
+        if kind in ("text[]", "character varying[]"):
+            return f"{column}::text[]"
+        if kind in ("text", "character varying"):
+            split = f"regexp_split_to_array(btrim({column}, E' \\t\\n,;|'), E'\\\\s*[,;|\\n]\\\\s*')"
+            return f"array_remove({split}, '')"
+        raise ConfigError(
+            f"{self._at.allow} is {kind}", key="engine.allow_field", expected="a column of text[], or of text"
+        )
+
+    def check_rules(self) -> None:
+        """That the column is one of names."""
+        _ = self._rules
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
@@ -311,7 +346,7 @@ class PostgresEngine:
         for start in range(0, len(ids), BATCH):
             where, value = self._keyed(list(ids[start : start + BATCH]))
             statement = f"SELECT {self._fields} FROM {self._source} WHERE {self._where} AND {where}"
-            documents |= {row[0]: RemoteDocument(*row) for row in self._rows(statement, (value,))}
+            documents |= {row[0]: self._document(row) for row in self._rows(statement, (value,))}
         return documents
 
     def _keyed(self, ids: list[str]) -> tuple[str, list[str]]:
@@ -344,7 +379,7 @@ class PostgresEngine:
                 WHERE {where} AND {after} ORDER BY {key} LIMIT {BATCH}"""
             rows = self._rows(statement, (*values, *([last] if last else [])))
             if rows:
-                yield [RemoteDocument(*row) for row in rows]
+                yield [self._document(row) for row in rows]
             if len(rows) < BATCH:
                 return
             last, after = rows[-1][0], f"{key} > %s::{self._key_type}"

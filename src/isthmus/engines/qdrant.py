@@ -27,6 +27,8 @@ from isthmus.engines.remote import (
     json_filter,
     kinds_of,
     latest,
+    names_of,
+    sees_unruled,
     type_name,
     words_of,
 )
@@ -39,6 +41,7 @@ class QdrantEngine:
     """See `VectorEngine`. A `search_by` is the name of a vector, a filter is JSON, and ids are points'."""
 
     noun: ClassVar[str] = "Qdrant"
+    ranks_alone: ClassVar[bool] = True
 
     def __init__(self, location: Location) -> None:
         self._at = self.location = location
@@ -62,11 +65,17 @@ class QdrantEngine:
             texts = {name: np.datetime_as_string(np.datetime64(at, "s")) + "Z" for name, at in bounds.items()}
             ranges = [{"key": self._at.date, "range": each} for each in (bounds, texts)]
             must.append({"should": ranges})
+        if only.readers is not None:
+            named = [{"key": self._at.allow, "match": {"any": names_of(only.readers)}}]
+            if sees_unruled(only.readers, self._at):
+                named.append({"is_empty": {"key": self._at.allow}})
+            must.append({"should": named})
         both = {name: each for name, each in (("must", must), ("must_not", must_not)) if each}
         return {"filter": both} if both else {}
 
     def _payload(self) -> list[str]:
-        return [name for name in (self._at.title, self._at.body, self._at.type, self._at.date) if name]
+        at = self._at
+        return [name for name in (at.title, at.body, at.type, at.date, at.allow) if name]
 
     def sources(self) -> list[RemoteSource]:
         """Collections whose payload has a text."""
@@ -84,6 +93,9 @@ class QdrantEngine:
         if "text" not in kinds.values():
             return None
         return RemoteSource(name, int(about.get("points_count") or 0), {"id": "id", **kinds, **named})
+
+    def check_rules(self) -> None:
+        """Any field of the payload filters."""
 
     def documents(self, only: Constraints = ANY) -> int:
         """Points that meet the filter."""

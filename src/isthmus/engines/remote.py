@@ -27,6 +27,7 @@ from unicodedata import category
 from urllib.parse import urlsplit
 
 from isthmus.encoders import Vectors
+from isthmus.engines.access import EVERYONE, may_see, principals_of
 from isthmus.engines.engine import ANY, CannotNarrow, Constraints, Matches
 from isthmus.errors import ConfigError, DataError, ServiceError
 
@@ -44,6 +45,8 @@ LATEST = 253_402_300_800
 """The Unix time after which nothing is a date: the year 10000."""
 TOO_SLOW = "too slow"
 """The code of a RemoteProblem: what was asked took longer than `Location.seconds`."""
+NOBODY = ("user:",)
+"""The rule of a document whose own cannot be read: no person has this principal."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -60,6 +63,10 @@ class Location:
     type: str = ""
     date: str = ""
     """The fields that are a document's type and date; empty where it has none."""
+    allow: str = ""
+    """The field of the principals who may see a document; empty where it has none."""
+    allowed: tuple[str, ...] = ()
+    """Who may see a document that does not say so; all where it is empty."""
     search_by: str = ""
     """What is searched, where it is no field of text: a tsvector, the name of a vector."""
     filter: str = ""
@@ -80,6 +87,8 @@ class RemoteDocument:
     """In lower case."""
     date: int | None = None
     """Its Unix time."""
+    allow: tuple[str, ...] = ()
+    """The principals who may see it."""
 
 
 @dataclass(frozen=True)
@@ -98,15 +107,21 @@ class RemoteSource:
 class RemoteEngine(Protocol):
     """Documents on a server, and its own way to search them. Safe to use from any thread.
 
-    Of constraints an engine reads types and dates, in fields that its location names.
+    Of constraints an engine reads types, dates and who may see a document, in fields that its location names.
     """
 
     noun: ClassVar[str]
     """What people call it."""
+    ranks_alone: ClassVar[bool]
+    """Whether its score of a document depends on that document and the query alone."""
     location: Location
 
     def sources(self) -> list[RemoteSource]:
         """What could be attached there."""
+
+    def check_rules(self) -> None:
+        """That documents can be filtered by who may see them, in the field that the location names, before
+        they are ranked; else a ConfigError."""
 
     def documents(self, only: Constraints = ANY) -> int:
         """How many documents there are, of those that meet constraints."""
@@ -330,14 +345,35 @@ def json_filter(location: Location) -> list[Any]:
 def document_of(id: object, fields: Any, location: Location, *, ticks: int = 1) -> RemoteDocument:
     """A document of the fields that a location names; `a.b` is field b of a. A date that is a number is so
     many `ticks` of a second."""
-    type, date = (next(iter(_values_at(fields, name)), None) for name in (location.type, location.date))
+    type, date = (next(iter(values_at(fields, name)), None) for name in (location.type, location.date))
     return RemoteDocument(
         str(id),
         text_at(fields, location.title),
         text_at(fields, location.body),
         "" if type is None else type_name(type),
         date_of(date, ticks=ticks),
+        rule_of(values_at(fields, location.allow), location),
     )
+
+
+def rule_of(stated: object, location: Location) -> tuple[str, ...]:
+    """Who may see a document, as it states it, or its location; nobody where it states what is none."""
+    try:
+        return principals_of(stated) or location.allowed
+    except ValueError:
+        return NOBODY
+
+
+def names_of(readers: frozenset[str]) -> list[str]:
+    """What documents may call principals: groups by their bare names too, but for those that would be taken
+    for another principal."""
+    groups = (each.removeprefix("group:") for each in readers if each.startswith("group:"))
+    return sorted({*readers, *(name for name in groups if ":" not in name and name != EVERYONE)})
+
+
+def sees_unruled(readers: frozenset[str], location: Location) -> bool:
+    """Whether these principals see a document that does not say who may."""
+    return may_see(location.allowed, readers)
 
 
 def type_name(value: object) -> str:
@@ -360,10 +396,11 @@ def date_of(value: object, *, ticks: int = 1) -> int | None:
 
 def text_at(fields: Any, name: str) -> str:
     """The text of a field; several are joined by blank lines."""
-    return "\n\n".join(map(str, _values_at(fields, name)))
+    return "\n\n".join(map(str, values_at(fields, name)))
 
 
-def _values_at(fields: Any, name: str) -> list[Any]:
+def values_at(fields: Any, name: str) -> list[Any]:
+    """The values of a field; `a.b` is field b of a."""
     for part in name.split(".") if name else ():
         fields = fields.get(part) if isinstance(fields, dict) else None
     values = fields if isinstance(fields, list) else [] if fields is None or not name else [fields]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -127,11 +127,18 @@ class RowsView:
         place += 1
         return place, (self.terms.take(place, mode="clip") == wanted) & ~is_empty
 
-    def tables(self, words: Sequence[str]) -> dict[str, FloatArray]:
+    def limited(self, rows: IntArray) -> RowsView:
+        """The same with no living documents but those of some rows; `totals` stay those of all."""
+        alive = np.zeros_like(self.alive)
+        alive[rows] = True
+        lengths = self.documents["lengths"][alive].sum(axis=0, dtype=np.int64)
+        return replace(self, alive=alive, field_lengths=lengths)
+
+    def tables(self, words: Sequence[str], totals: IntArray) -> dict[str, FloatArray]:
         """The totals of words."""
         codes = self.codes(words)
         known = np.zeros((len(BY_FIELD), len(codes)))
-        known[:, codes >= 0] = self.totals[:, codes[codes >= 0]]
+        known[:, codes >= 0] = totals[:, codes[codes >= 0]]
         return dict(zip(BY_FIELD, known, strict=True))
 
     def _places_of(self, rows: IntArray) -> tuple[IntArray, IntArray]:

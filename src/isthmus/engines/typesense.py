@@ -20,9 +20,11 @@ from isthmus.engines.remote import (
     RemoteProblem,
     RemoteSource,
     document_of,
+    names_of,
     type_name,
     words_of,
 )
+from isthmus.errors import ConfigError
 
 PAGE = 250
 """Hits that one search gives at most."""
@@ -32,6 +34,7 @@ class TypesenseEngine:
     """See `RemoteEngine`. A filter is a `filter_by`; a scoped search key brings its own."""
 
     noun: ClassVar[str] = "Typesense"
+    ranks_alone: ClassVar[bool] = True
 
     def __init__(self, location: Location) -> None:
         self._at = self.location = location
@@ -58,6 +61,9 @@ class TypesenseEngine:
             filters += [f"{at.type}{sign}[{values}]"] if types else []
         for bound, sign in ((only.since, ":>="), (only.until, ":<")):
             filters += [] if bound is None else [f"{at.date}{sign}{bound}"]
+        if only.readers is not None:  # it cannot look for documents that have none: nobody sees those
+            named = ",".join(f"`{each}`" for each in names_of(only.readers) if "`" not in each)
+            filters.append(f"{at.allow}:=[{named}]")
         return filters
 
     def sources(self) -> list[RemoteSource]:
@@ -71,6 +77,17 @@ class TypesenseEngine:
             if "text" in kinds.values():
                 sources.append(RemoteSource(each["name"], int(each["num_documents"]), {**kinds, "id": "id"}))
         return sources
+
+    def check_rules(self) -> None:
+        """That the field is a list of texts that is indexed."""
+        fields = self._server.ask("GET", f"/collections/{self._at.source}")["fields"]
+        kind: dict[str, Any] = next((each for each in fields if each["name"] == self._at.allow), {})
+        if kind.get("type") not in ("string", "string[]") or not kind.get("index", True):
+            raise ConfigError(
+                f"{self._at.allow} is {kind.get('type', 'no field')}",
+                key="engine.allow_field",
+                expected="a field of type string[] that is indexed",
+            )
 
     def documents(self, only: Constraints = ANY) -> int:
         """Documents that meet the filter."""
@@ -146,7 +163,7 @@ class TypesenseEngine:
 
     def scan(self, only: Constraints = ANY) -> Iterator[list[RemoteDocument]]:
         """Documents as Typesense exports them; the key needs documents:export."""
-        read = [name for name in ("id", *self._fields, self._at.type, self._at.date) if name]
+        read = [name for name in ("id", *self._fields, self._at.type, self._at.date, self._at.allow) if name]
         parameters = {"include_fields": ",".join(read)}
         if filters := self._filters(*self._narrowed(only)):
             parameters["filter_by"] = filters

@@ -25,10 +25,12 @@ from isthmus.engines import (
     Location,
     Matches,
     RemoteEngine,
+    RemoteProblem,
     WordCounts,
+    may_see,
     open_remote,
 )
-from isthmus.errors import Refused
+from isthmus.errors import ConfigError, Refused, ServiceError
 from isthmus.languages import DEFAULT, query
 from isthmus.learning import SearchModel
 from isthmus.service.candidates import QueryCandidates, Snapshot, spelled_terms
@@ -59,6 +61,8 @@ def remote_of(settings: EngineSettings) -> RemoteEngine:
             body=settings.body,
             type=settings.type,
             date=settings.date,
+            allow=settings.allow_field,
+            allowed=settings.allow,
             search_by=settings.search_by,
             filter=settings.filter,
             key=secret(settings.key, "engine.key"),
@@ -68,10 +72,25 @@ def remote_of(settings: EngineSettings) -> RemoteEngine:
 
 
 def open_attached(settings: EngineSettings, folder: Path) -> AttachedEngine:
-    """The engine; nothing is asked of its server yet."""
+    """The engine; nothing is asked of its server yet, but whether it can filter by who may see documents,
+    where they say so."""
     folder.mkdir(parents=True, exist_ok=True)
-    is_counted = settings.level == "full"
-    return AttachedEngine(folder, remote_of(settings), counted=is_counted, language=settings.language)
+    is_counted, remote = settings.level == "full", remote_of(settings)
+    engine = AttachedEngine(folder, remote, counted=is_counted, language=settings.language)
+    if settings.allow_field:
+        if not is_counted and not remote.ranks_alone:
+            raise ConfigError(
+                f"scores of {remote.noun} depend on documents that whoever asks may not see",
+                key="engine.level",
+                expected='"full" with engine.allow_field',
+            )
+        try:
+            engine.remote.check_rules()
+        except RemoteProblem as error:
+            raise ConfigError(str(error), key="engine.allow_field") from None
+        except ServiceError:  # it does not answer: it is asked again before it is searched
+            pass
+    return engine
 
 
 class AttachedStore(SqliteStore):
@@ -114,12 +133,14 @@ class AttachedStore(SqliteStore):
         texts = self._engine.remote.texts(list(ids))
         language = self._engine.reader.language
         return {
-            id: Draft(id, each.title, each.body, language, each.type, each.date) for id, each in texts.items()
+            id: Draft(id, each.title, each.body, language, each.type, each.date, allow=each.allow)
+            for id, each in texts.items()
         }
 
-    def present(self, ids: Iterable[str]) -> set[str]:
-        """Those of the ids that a document has."""
-        return set(self._engine.remote.texts(list(ids)))
+    def present(self, ids: Iterable[str], principals: frozenset[str] | None = None) -> set[str]:
+        """Those of the ids that a document has, of all or of those that these principals may see."""
+        texts = self.get(list(ids))
+        return {id for id, each in texts.items() if principals is None or may_see(each.allow, principals)}
 
     def judgements(self) -> list[Judgement]:
         """All judgements of documents that are still there, in order of time."""
@@ -144,7 +165,8 @@ class AttachedStore(SqliteStore):
         language = self._engine.reader.language
         for batch in self._engine.remote.scan():
             for each in batch:
-                yield Change(each.id, 0, False, each.title, each.body, language, each.type, each.date)
+                texts = (each.title, each.body, language, each.type, each.date, each.allow)
+                yield Change(each.id, 0, False, *texts)
 
     def spread(self, count: int) -> Iterator[Change]:
         """Documents from the first that was counted to the last, about as far from each other."""
@@ -155,18 +177,19 @@ class AttachedStore(SqliteStore):
         for id, each in self.get(list(dict.fromkeys(chosen))).items():
             yield Change(id, 0, False, each.title, each.body, each.language)
 
-    def listed(
-        self, *, source: str = "", words: str = "", most: int = 100
-    ) -> list[tuple[str, str, str, str]]:
-        """(id, title, source, language) of the first documents whose id or title has these words in it."""
+    def listed(self, *, source: str = "", words: str = "", most: int = 100) -> list[tuple[str, ...]]:
+        """(id, title, source, language, allow, subject) of the first whose id or title has these words."""
         if not self._engine.is_counted and self._engine.maintain():  # where no node has looked yet
             self._engine.refresh()
         wanted = words.lower().split()
         every = () if source else self.living()
         named = (each for each in every if all(word in f"{each.id}\n{each.title}".lower() for word in wanted))
-        return [(each.id, each.title, "", each.language) for each in islice(named, most)]
+        return [
+            (each.id, each.title, "", each.language, "; ".join(each.allow), "")
+            for each in islice(named, most)
+        ]
 
-    def languages(self) -> dict[str, int]:
+    def languages(self, principals: frozenset[str] | None = None) -> dict[str, int]:
         """All documents are read in one."""
         return {self._engine.reader.language or DEFAULT: self.count()}
 

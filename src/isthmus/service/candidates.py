@@ -102,6 +102,11 @@ class Snapshot:
     def __len__(self) -> int:
         return len(self.reader)
 
+    def seen_by(self, principals: frozenset[str], languages: frozenset[str]) -> Snapshot:
+        """What these principals may see, in the languages that it is in: of documents that they may not,
+        nothing is left but what they gave to statistics of all silos, to models and to an encoder."""
+        return replace(self, reader=self.reader.seen_by(principals), languages=languages)
+
     @property
     def change(self) -> int:
         """The store's number of the last change that can be found."""

@@ -239,6 +239,15 @@ class Client:
         """The reliability curves of the probabilities, by silo and retriever."""
         return self._read(self._ask("GET", "/v1/calibration"), wire.Calibration)
 
+    def sessions(self) -> wire.SessionList:
+        """Who has a session of the page; needs an administrator's key."""
+        return self._read(self._ask("GET", "/v1/sessions"), wire.SessionList)
+
+    def end_sessions(self, person: str) -> int:
+        """End all of a person's sessions, by the name of their key or their id; how many there were."""
+        path = f"/v1/sessions?{urlencode({'person': person})}"
+        return self._read(self._ask("DELETE", path), wire.EndedSessions).ended
+
     def health(self) -> wire.Health:
         """Whether the broker is there."""
         return self._read(self._ask("GET", "/v1/health"), wire.Health)

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp
 
 from isthmus import __version__
+from isthmus.engines import principals_of
 from isthmus.errors import BudgetExhausted, ConfigError, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
 from isthmus.service.apps import METRICS, PROBLEMS, Answers, ShortWay, new_app, problems
@@ -435,7 +436,12 @@ class NodeApi:
         """Add or change documents."""
         self._allowed(request, "operate")
         request.state.documents = [each.id for each in body.documents]
-        drafts = [Draft(each.id, each.title, each.body) for each in body.documents]
+        drafts = [
+            Draft(
+                each.id, each.title, each.body, allow=principals_of(each.allow), subject=each.subject.strip()
+            )
+            for each in body.documents
+        ]
         done = await self._apart(self.node.put, drafts)
         return _json(wire.Changed(added=done.added, changed=done.changed))
 

@@ -1,7 +1,7 @@
 """Files to text: what each kind of file says, in one pass over it.
 
     .txt .rst     as they are
-    .md           as they are; the first heading is the title
+    .md           as they are; the first heading is the title, `allow` and `subject` of its front matter apart
     .html         text between tags, without scripts and styles; blocks are lines
     .pdf          page by page, by pypdf (extra `pdf`) or by the program pdftotext
     .docx .pptx .xlsx .eml      see `office`
@@ -15,7 +15,7 @@ Files are parsed in a process of their own, which may be ended: whatever is in a
 
     node                                    parser
     {"path": …, "within": …}       →        soft limit of processor time from now on
-    length, {"title", "body", "date"}  ←    or {"error", "text", "cure"}
+    length, {"title", "body", …}   ←        or {"error", "text", "cure"}
     length, {"rows", "more"}       ←        of a table, until there are no more
 
 The parser has limits of processor time, memory and output, no environment but what finds programs and
@@ -96,19 +96,22 @@ class FileText(NamedTuple):
     title: str
     body: str
     date: int | None = None
+    allow: str = ""
+    subject: str = ""
+    """Who may see it and whom it is about, as it states them."""
 
 
 def parse(path: Path, limits: ParsingLimits, *, within: Path | None = None) -> FileText:
     """The text of a file, by its suffix; `within`: only if it really lies in this folder."""
     with _opened(path, within) as content:
         _check_size(content, path, LARGEST)
-        title, body, *stated = READERS[path.suffix.lower()](content, limits)
-    title = title or path.stem
-    if _length(title) + _length(body) > limits.characters:
+        text = READERS[path.suffix.lower()](content, limits)
+    text = text._replace(title=text.title or path.stem)
+    if _length(text.title) + _length(text.body) > limits.characters:
         raise limits.beyond("characters", f"{limits.characters:,} characters of text", path)
-    if not body.strip():  # the title may be no more than the file's name
+    if not text.body.strip():  # the title may be no more than the file's name
         raise DataError("has no text", file=path, cure="a scanned PDF needs text recognition first")
-    return FileText(title, body, *stated)
+    return text
 
 
 def parse_table(
@@ -159,23 +162,37 @@ def _text(path: Path) -> str:
     return text
 
 
-def _plain(path: Path, limits: ParsingLimits) -> tuple[str, str]:
-    return "", _text(path)
+def _plain(path: Path, limits: ParsingLimits) -> FileText:
+    return FileText("", _text(path))
 
 
 # Possessive quantifiers (`++`) give nothing back, so a heading that does not match is read once.
 _HEADING = re.compile(r"^#{1,6}[ \t]++([^\n]++)", re.MULTILINE)
 
 
-def _markdown(path: Path, limits: ParsingLimits) -> tuple[str, str]:
-    """The first heading is the title and not body as well: a word is counted, and paid for, in one field."""
-    text = _text(path)
+_MATTER = re.compile(r"---[ \t]*+\n((?:(?!---[ \t]*+\n)[^\n]*+\n)*+)---[ \t]*+(?:\n|\Z)")
+_STATED = re.compile(
+    r"^(allow|subject)[ \t]*+:[ \t]*+([^\n]*+)\n((?:[ \t]*+-[ \t][^\n]*+\n)*+)", re.MULTILINE
+)
+
+
+def _markdown(path: Path, limits: ParsingLimits) -> FileText:
+    """The first heading is the title and not body as well: a word is counted, and paid for, in one field.
+    Nor is it body what front matter says of who may see it and whom it is about."""
+    text, stated = _text(path), {"allow": "", "subject": ""}
+    if (matter := _MATTER.match(text)) is not None:
+        for name, value, items in _STATED.findall(matter[1]):
+            lines = [value.strip().removeprefix("[").removesuffix("]").replace(",", "\n"), items]
+            parts = (re.sub(r"^[ \t]*-[ \t]", "", line) for line in "\n".join(lines).split("\n"))
+            stated[name] = "\n".join(part.strip().strip("\"'") for part in parts).strip()
+        text = text[: matter.start(1)] + _STATED.sub("", matter[1]) + text[matter.end(1) :]
     heading = _HEADING.search(text)
     if heading is None:
-        return "", text
+        return FileText("", text, None, *stated.values())
     title = heading.group(1).rstrip().rstrip("#").rstrip()
     rest = text[: heading.start()] + text[heading.end() :].removeprefix("\n")
-    return (title, rest) if title and rest.strip() else ("", text)
+    is_title = title and rest.strip()
+    return FileText(*((title, rest) if is_title else ("", text)), None, *stated.values())
 
 
 # A tag's name, and the rest up to `>`, which may stand inside a quoted value.
@@ -260,9 +277,9 @@ class _Page:
             del self._hidden[self._hidden.index(name) :]
 
 
-def _html(path: Path, limits: ParsingLimits) -> tuple[str, str]:
+def _html(path: Path, limits: ParsingLimits) -> FileText:
     title, body = _Page(_text(path)).read()
-    return _tidy(_resolved(title)).replace("\n", " "), _tidy(_resolved(body))
+    return FileText(_tidy(_resolved(title)).replace("\n", " "), _tidy(_resolved(body)))
 
 
 def _resolved(text: str) -> str:
@@ -275,13 +292,13 @@ def _tidy(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-def _pdf(path: Path, limits: ParsingLimits) -> tuple[str, str]:
+def _pdf(path: Path, limits: ParsingLimits) -> FileText:
     try:
         from pypdf import PdfReader
     except ImportError as error:
         if shutil.which("pdftotext") is None:
             raise DataError("PDF files need pypdf", file=path, cure="pip install 'isthmus[pdf]'") from error
-        return "", _pdftotext(path, limits)
+        return FileText("", _pdftotext(path, limits))
     try:
         pages = PdfReader(path, strict=False)
         title = pages.metadata.title if pages.metadata is not None else None
@@ -289,7 +306,7 @@ def _pdf(path: Path, limits: ParsingLimits) -> tuple[str, str]:
         if count > limits.pages:
             raise limits.beyond("pages", f"{limits.pages:,} pages: it has {count:,}", path)
         texts = (page.extract_text() for page in pages.pages)
-        return str(title or "").strip(), _tidy("\n".join(_within(texts, limits, path)))
+        return FileText(str(title or "").strip(), _tidy("\n".join(_within(texts, limits, path))))
     except (DataError, MemoryError):
         raise
     except Exception as error:  # pypdf raises whatever a broken file makes it stumble over
@@ -317,11 +334,11 @@ def _pdftotext(path: Path, limits: ParsingLimits) -> str:
     return _tidy(done.stdout.decode("utf-8", "replace"))
 
 
-def _office(path: Path, limits: ParsingLimits) -> tuple[str, str]:
+def _office(path: Path, limits: ParsingLimits) -> FileText:
     from isthmus.service.office import read_office
 
     title, body = read_office(path, limits.characters)
-    return title, _tidy(body)
+    return FileText(title, _tidy(body))
 
 
 def _mail(path: Path, limits: ParsingLimits) -> FileText:
@@ -330,7 +347,7 @@ def _mail(path: Path, limits: ParsingLimits) -> FileText:
     return FileText(*read_mail(path, lambda page: _tidy(_resolved(_Page(page).read()[1]))))
 
 
-READERS: dict[str, Callable[[Path, ParsingLimits], tuple[str, str] | FileText]] = {
+READERS: dict[str, Callable[[Path, ParsingLimits], FileText]] = {
     ".txt": _plain,
     ".text": _plain,
     ".rst": _plain,
@@ -424,7 +441,7 @@ class Parser:
             elif "rows" in answer:
                 yield from (Row(*row) for row in answer["rows"])
             else:
-                yield FileText(answer["title"], answer["body"], answer["date"])
+                yield FileText(**{name: answer[name] for name in FileText._fields})
             if not answer.get("more"):
                 return
 

@@ -3,6 +3,8 @@
     id,title,body        columns that are called so, or by another usual name; or those that `columns` names
     name,phone,notes     no column for the body: all columns, a line each, "phone: 0123"
     date                 a day, a moment (ISO 8601), a year, or Unix seconds: the document's date
+    allow                who may see it, "group:doctors; user:ada"; whom it is about is a column that
+                         `columns.subject` names
 
 A row without a column for ids is known by its number, from 1 for the first after the names: rows that are
 put in or taken out before it give it another. Rows come in batches, so a table may be larger than a document.
@@ -33,19 +35,23 @@ _USUAL = {
     "title": ("title", "name", "subject", "headline", "heading"),
     "body": ("body", "text", "content", "contents", "abstract", "description", "message"),
     "date": ("date", "published", "published_at", "created", "created_at", "sent", "timestamp", "year"),
+    "allow": ("allow",),
+    "subject": (),
 }
 """What columns are usually called, the likeliest first."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table that have the id, the title, the body and the date; where none is named, those
-    that are usually called so."""
+    """The columns of a table that have the id, the title, the body, the date and who may see it; where none
+    is named, those that are usually called so. Whom it is about is named, or not known."""
 
     id: str = ""
     title: str = ""
     body: tuple[str, ...] = ()
     date: str = ""
+    allow: str = ""
+    subject: str = ""
 
 
 class Row(NamedTuple):
@@ -56,6 +62,8 @@ class Row(NamedTuple):
     body: str
     date: int | None = None
     """Its Unix time."""
+    allow: str = ""
+    subject: str = ""
 
 
 def read_rows(path: Path, suffix: str, columns: Columns, characters: int) -> Iterator[list[Row]]:
@@ -93,8 +101,8 @@ def moment_of(text: str) -> int | None:
         return None
 
 
-def _picked(names: Sequence[str], columns: Columns, path: Path) -> tuple[str, str, str, tuple[str, ...]]:
-    """The columns for id, title, date and body; "" and () for none."""
+def _picked(names: Sequence[str], columns: Columns, path: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The columns for a document's parts, "" for none, and those for its body."""
     lower = {name.strip().lower(): name for name in reversed(names)}
 
     def column(part: str, wanted: str) -> str:
@@ -105,22 +113,25 @@ def _picked(names: Sequence[str], columns: Columns, path: Path) -> tuple[str, st
         return next((lower[name] for name in _USUAL[part] if name in lower), "")
 
     bodies = tuple(column("body", name) for name in columns.body) or (column("body", ""),)
-    id, title, date = (column(part, getattr(columns, part)) for part in ("id", "title", "date"))
-    return id, title, date, tuple(filter(None, bodies))
+    others = {part: column(part, getattr(columns, part)) for part in _USUAL if part != "body"}
+    return others, tuple(filter(None, bodies))
 
 
 def _documents(
     rows: Iterable[Mapping[str, str]], names: Sequence[str], columns: Columns, path: Path
 ) -> Iterator[Row]:
-    id, title, date, bodies = _picked(names, columns, path)
-    rest = [name for name in names if name not in (id, title)]
+    parts, bodies = _picked(names, columns, path)
+    id, title, date = (parts[part] for part in ("id", "title", "date"))
+    rest = [name for name in names if name not in (id, title, parts["allow"])]
     for number, row in enumerate(rows, 1):
         if bodies:
             body = "\n".join(filter(None, (row.get(name, "") for name in bodies)))
         else:
             body = "\n".join(f"{name}: {row[name]}" for name in rest if row.get(name, "").strip())
         dated = moment_of(row.get(date, "")) if date else None
-        yield Row(row.get(id, "").strip() or str(number), row.get(title, "") if title else "", body, dated)
+        named = row.get(title, "") if title else ""
+        access = (row.get(parts[part], "") for part in ("allow", "subject"))
+        yield Row(row.get(id, "").strip() or str(number), named, body, dated, *access)
 
 
 def _csv(path: Path, suffix: str, columns: Columns, characters: int) -> Iterator[Row]:
@@ -211,9 +222,10 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Row]:
     try:
         with path.open("rb") as stream, parquet.ParquetFile(stream, pre_buffer=False) as file:
             schema = file.schema_arrow
-            names = [field.name for field in schema if _is_plain(field.type)]
-            id, title, date, bodies = _picked(names, columns, path)
-            wanted = list(dict.fromkeys((id, title, date, *bodies))) if bodies else names
+            lists = {columns.allow or "allow"}  # the one column whose values may be lists
+            names = [field.name for field in schema if _is_plain(field.type) or field.name in lists]
+            parts, bodies = _picked(names, columns, path)
+            wanted = list(dict.fromkeys((*parts.values(), *bodies))) if bodies else names
             batches = file.iter_batches(
                 batch_size=64, columns=[each for each in wanted if each], use_threads=False
             )
@@ -239,4 +251,6 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(map(_text, value))
     return "" if value is None else str(value)

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.encoders import CrossEncoder, load_cross_encoder
-from isthmus.engines import ANY, CannotNarrow, Constraints, Matches
+from isthmus.engines import ANY, ANYBODY, CannotNarrow, Constraints, Matches
 from isthmus.errors import DataError
 from isthmus.features import NAMES
+from isthmus.languages import beyond_english
 from isthmus.learning import LIST, SearchModel
 from isthmus.retrieval import FIRST
 from isthmus.service.candidates import QueryCandidates, Snapshot
@@ -295,8 +296,12 @@ class Searcher:
         encoder: str = "",
         model: str = "",
         extras: Extras | None = None,
+        principals: frozenset[str] | None = None,
     ) -> NodeAnswer:
         """The best hits; titles and snippets only where they may be seen, a token where it may be judged.
+
+        Of the documents that `principals` may see, as if there were no others; None is the owner, who sees
+        all.
 
         `name` is what a document is called towards the asker.
         `check` is called before each stage, and raises when nobody waits for the answer any more.
@@ -305,7 +310,7 @@ class Searcher:
         """
         check()
         began = time.perf_counter()
-        snapshot, wanted = self.index.snapshot, _as_sent(request)
+        snapshot, wanted = self._seen(principals), _as_sent(request)
         only, answer = None, partial(self._answer, snapshot, began)
         key = extras.key if extras is not None and snippets and wanted.fold else b""
         display = Display(snippets, name, token, key)
@@ -348,6 +353,14 @@ class Searcher:
             **self._merging(snapshot, candidates, scored, selected, model),
             **self._extras(snapshot, wanted, only, candidates.terms, extras),
         )
+
+    def _seen(self, principals: frozenset[str] | None) -> Snapshot:
+        """What the principals may see."""
+        snapshot = self.index.snapshot
+        if principals is None or (principals == ANYBODY and not snapshot.reader.has_rules):
+            return snapshot
+        languages = beyond_english(self.store.languages(principals)) if snapshot.languages else frozenset()
+        return snapshot.seen_by(principals, languages)
 
     def _answer(
         self,
@@ -420,7 +433,8 @@ class Searcher:
                 if terms or only:
                     counted = snapshot.matches(wanted.query, terms, only)
                 answers["matches"] = MatchCounts(**vars(counted))
-        if extras is not None and extras.suggestions and wanted.suggest and wanted.query.strip():
+        may_spell = extras is not None and extras.suggestions and snapshot.reader.is_own
+        if may_spell and wanted.suggest and wanted.query.strip():
             speller = Speller(snapshot, self.store)
             rare = speller.rare(wanted.query)
             answers["spellings"] = [Spelling(word=word[:100], like=speller.like(word)) for word in rare]
@@ -472,9 +486,12 @@ class Searcher:
         probabilities = scored.probabilities
         return [] if probabilities is None else [at for at in best if probabilities[at] >= request.threshold]
 
-    def evidence(self, query: str, document: str) -> tuple[float | None, Mapping[str, float | None]]:
-        """A document's probability for a query, and each retriever's; (None, {}) if it is no candidate."""
-        snapshot = self.index.snapshot
+    def evidence(
+        self, query: str, document: str, principals: frozenset[str] | None = None
+    ) -> tuple[float | None, Mapping[str, float | None]]:
+        """A document's probability for a query, and each retriever's, as these principals were shown it;
+        (None, {}) if it is no candidate."""
+        snapshot = self._seen(principals)
         candidates = self._candidates(snapshot, query)
         if document not in candidates.documents:
             return None, {}

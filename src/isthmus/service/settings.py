@@ -20,12 +20,14 @@ import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 
 from isthmus.config import load, require
+from isthmus.engines import principals_of
 from isthmus.errors import ConfigError
 from isthmus.service.parsing import ParsingLimits
 from isthmus.service.row_files import Columns
@@ -218,6 +220,10 @@ class EngineSettings:
     date: str = ""
     link: str = ""
     """Where people see a document, as `Source.link`."""
+    allow: tuple[str, ...] = ()
+    """Who may see its documents that do not say so themselves, as `Source.allow`."""
+    allow_field: str = ""
+    """Its field of the principals who may see a document, by which it filters."""
     search_by: str = ""
     filter: str = ""
     key: SecretText = ""
@@ -229,11 +235,24 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         require(0 < self.seconds <= 600, f"seconds = {self.seconds:g} must lie in (0, 600]")
+        object.__setattr__(self, "allow", principals_of(self.allow))
         if self.link:
             _check_link(self.link)
         from isthmus.languages import code_of
 
         code_of(self.language)
+
+
+@dataclass(frozen=True)
+class PathRule:
+    """Who may see the documents of a source whose ids have a pattern: * any letters, ? one, [ab] a or b."""
+
+    path: str
+    allow: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "allow", principals_of(self.allow))
+        require(bool(self.path and self.allow), "a rule of a source needs a path and whom it allows")
 
 
 @dataclass(frozen=True)
@@ -259,6 +278,10 @@ class Source:
     """Of tables: where id, title and body are; else by their usual names."""
     language: str = "auto"
     """Of its documents, as a code (de) or in English (German); auto: of each what it seems to be in."""
+    allow: tuple[str, ...] = ()
+    """Who may see its documents that do not say so themselves: "group:doctors", "user:ada"; all without."""
+    rules: tuple[PathRule, ...] = ()
+    """Who may see some of them; the first whose path fits comes before `allow`."""
 
     def __post_init__(self) -> None:
         if self.language != "auto":
@@ -271,6 +294,7 @@ class Source:
             raise ValueError(f"name = {self.name!r} is that of documents which the operator has put")
         if self.link:
             _check_link(self.link)
+        object.__setattr__(self, "allow", principals_of(self.allow))
         require(self.kind != "sql" or (self.url and self.query), "a source of kind sql needs url and query")
         require(self.kind == "sql" or self.path is not None, f"a source of kind {self.kind} needs a path")
 
@@ -284,6 +308,10 @@ class Source:
     def label(self) -> str:
         """The name under which a store remembers what a source gave."""
         return self.name or self.unnamed
+
+    def allowed(self, id: str) -> tuple[str, ...]:
+        """Who may see a document that does not say so; () for all."""
+        return next((rule.allow for rule in self.rules if fnmatchcase(id, rule.path)), self.allow)
 
     def link_to(self, id: str) -> str:
         """The address of one of its documents; "" for none."""

@@ -9,12 +9,17 @@ counts them, and the files of kinds that nothing here reads.
     beir     corpus.jsonl, with ids of its own
     sql      rows of a query: id, title, body, or id and body
 
+Who may see a document and whom it is about stand in fields `allow` and `subject` (`columns` names others): of
+a row, a line, a column of the query's, the front matter of a .md, or `report.pdf.meta.json` beside a file.
+Where it says nothing, the source's rules do.
+
 An id that another source has already begins with its own source's name: `name:id`. Which of them has it bare
 is settled once, by who came first, and the store remembers.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sqlite3
@@ -27,9 +32,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from isthmus.engines import principals_of, subject_of
 from isthmus.errors import ConfigError, DataError, IsthmusError, MissingExtra, several
 from isthmus.languages import AUTO, code_of, detect, usual
-from isthmus.service.parsing import READERS, TABLES, Parser, ParsingLimits
+from isthmus.service.parsing import READERS, TABLES, FileText, Parser, ParsingLimits
 from isthmus.service.row_files import Row
 from isthmus.service.settings import OPERATOR, NodeSettings, Source, secret
 from isthmus.service.stores import BATCH, Counts, DocumentStore, Draft
@@ -42,6 +48,8 @@ Read = tuple[Path, Draft | DataError]
 
 NAMED = 20
 """Errors that a report has in words."""
+SIDECAR, LARGEST_SIDECAR = ".meta.json", 1 << 16
+"""What the name of a file ends in that says who may see the file of its name without it, and its bytes."""
 
 _log = logging.getLogger("isthmus.service")
 
@@ -105,7 +113,8 @@ def read(
         try:
             if isinstance(document, DataError):
                 raise document
-            yield _checked(document, file)
+            document = _checked(document, file)
+            yield document if document.allow else replace(document, allow=source.allowed(document.id))
         except DataError as error:
             tell(error)
 
@@ -299,10 +308,9 @@ def _folder(source: Source, reading: _Reading) -> Iterator[Read]:
                 yield path, parsed
             elif isinstance(parsed, Row):
                 name = f"{_id(path, root)}#{parsed.id}"
-                yield root / name, _row(name, parsed, path)
+                yield root / name, _accessible(_row(name, parsed, path), parsed.allow, parsed.subject, path)
             else:
-                title, body, date = parsed
-                yield path, Draft(_id(path, root), title, body, date=date, modified=_modified(path))
+                yield path, _file_draft(_id(path, root), parsed, path)
 
 
 def _table(source: Source, reading: _Reading) -> Iterator[Read]:
@@ -316,7 +324,8 @@ def _table(source: Source, reading: _Reading) -> Iterator[Read]:
     with Parser(reading.limits, within=path.parent, columns=source.columns) as parser:
         for _, parsed in parser.parse_all([path]):
             if isinstance(parsed, Row):
-                yield path / parsed.id, _row(parsed.id, parsed, path)
+                draft = _row(parsed.id, parsed, path)
+                yield path / parsed.id, _accessible(draft, parsed.allow, parsed.subject, path)
             elif isinstance(parsed, DataError):
                 yield path, parsed
 
@@ -340,7 +349,7 @@ def _files(root: Path, reading: _Reading) -> Iterator[Path]:
                 continue
             if (suffix := path.suffix.lower()) in READERS or suffix in TABLES:
                 yield path
-            else:
+            elif not name.endswith(SIDECAR):
                 reading.skipped[suffix] += 1
 
 
@@ -374,9 +383,10 @@ def _stamps(sources: Collection[Source]) -> frozenset[tuple[str, int, int]]:
         for file in (
             _files(source.path, reading) if is_folder else (source.path / "corpus.jsonl", source.path)
         ):
-            with suppress(OSError):
-                status = file.stat()
-                stamps.add((str(file), status.st_mtime_ns, status.st_size))
+            for path in (file, _sidecar(file)):
+                with suppress(OSError):
+                    status = path.stat()
+                    stamps.add((str(path), status.st_mtime_ns, status.st_size))
     return frozenset(stamps)
 
 
@@ -384,6 +394,36 @@ def _row(id: str, row: Row, path: Path) -> Draft:
     """A row as a document, of the table's type, and of its date where it has none."""
     kind = path.suffix[1:].lower()
     return Draft(id, row.title, row.body, type=kind, date=row.date, modified=_modified(path))
+
+
+def _sidecar(path: Path) -> Path:
+    return path.with_name(path.name + SIDECAR)
+
+
+def _file_draft(id: str, text: FileText, path: Path) -> Draft | DataError:
+    """A file as a document; what stands in a file beside it comes before its own front matter."""
+    draft = Draft(id, text.title, text.body, date=text.date, modified=_modified(path))
+    beside, stated = _sidecar(path), {"allow": text.allow, "subject": text.subject}
+    if beside.is_file() and not beside.is_symlink():
+        try:
+            with beside.open("rb") as stream:
+                fields = json.loads(stream.read(LARGEST_SIDECAR))
+            if not isinstance(fields, dict):
+                raise ValueError("no object")
+        except (OSError, ValueError, RecursionError):
+            cure = 'it is JSON of at most 64 kB: {"allow": ["group:doctors"], "subject": "4711"}'
+            return DataError(f"{beside.name} beside it cannot be read", file=path, cure=cure)
+        stated |= {name: fields[name] for name in stated if fields.get(name)}
+    return _accessible(draft, stated["allow"], stated["subject"], path)
+
+
+def _accessible(draft: Draft, allow: object, subject: object, path: Path) -> Draft | DataError:
+    """A document with who may see it and whom it is about, as its source states them; one that states what
+    nobody understands is not read."""
+    try:
+        return replace(draft, allow=principals_of(allow), subject=subject_of(subject))
+    except ValueError as error:
+        return DataError(f"{draft.id}: {error}", file=path, cure="correct it")
 
 
 def _modified(path: Path) -> int | None:
@@ -419,30 +459,48 @@ def _beir(source: Source, reading: _Reading) -> Iterator[Read]:
     file = next((at for name in ("corpus.jsonl", "corpus.jsonl.gz") if (at := path / name).exists()), path)
     for record in records(file):
         if source.part is None or record.silo == source.part:
-            yield file, Draft(record.id, record.title, record.text)
+            allow, subject = (record.metadata.get(name) for name in _access_fields(source))
+            yield file, _accessible(Draft(record.id, record.title, record.text), allow, subject, file)
+
+
+def _access_fields(source: Source) -> tuple[str, str]:
+    """What a line or a query calls who may see a document, and whom it is about."""
+    columns = source.columns
+    return (columns and columns.allow) or "allow", (columns and columns.subject) or "subject"
 
 
 def _sql(source: Source, reading: _Reading) -> Iterator[Read]:
     url = secret(source.url, "sources.url")
     rows = _sqlite_rows(url, source.query) if url.startswith("sqlite:") else _postgres_rows(url, source.query)
-    for number, row in enumerate(rows, 1):
+    names = [each.lower() for each in next(rows)]
+    places = [names.index(name.lower()) if name.lower() in names else -1 for name in _access_fields(source)]
+    for number, values in enumerate(rows, 1):
         where = Path(f"row {number}")
+        allow, subject = (values[at] if at >= 0 else None for at in places)
+        row = [value for at, value in enumerate(values) if at not in places]
         if len(row) not in (2, 3):
-            raise DataError("rows are not id, title, body or id, body", cure="change sources.query")
+            raise DataError(
+                "rows are not id, title, body or id, body (besides allow and subject)",
+                cure="change sources.query",
+            )
         if row[0] is None:
             yield where, DataError(f"row {number} has no id", cure="change sources.query")
             continue
         *title, body = ("" if value is None else str(value) for value in row[1:])
-        yield where, Draft(str(row[0]), title[0] if title else "", body)
+        draft = Draft(str(row[0]), title[0] if title else "", body)
+        yield where, _accessible(draft, allow, subject, where)
 
 
 def _sqlite_rows(url: str, query: str) -> Iterator[tuple[Any, ...]]:
+    """The names of its columns, then its rows."""
     path = url.removeprefix("sqlite:///")
     if not Path(path).is_file():
         raise DataError("there is no such database", file=path, cure="check sources.url")
     db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
-        yield from db.execute(query)
+        cursor = db.execute(query)
+        yield tuple(column[0] for column in cursor.description)
+        yield from cursor
     except sqlite3.Error as error:
         raise DataError(f"the query failed: {error}", file=path, cure="check sources.query") from error
     finally:
@@ -462,6 +520,7 @@ def _postgres_rows(url: str, query: str) -> Iterator[tuple[Any, ...]]:
             db.read_only = True
             with db.cursor(name="isthmus") as cursor:
                 cursor.execute(query.encode())
+                yield tuple(column.name for column in cursor.description or ())
                 yield from cursor
     except psycopg.Error as error:
         message = str(error).strip().split("\n")[0]

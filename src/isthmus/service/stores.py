@@ -24,7 +24,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from isthmus.engines import Change
+from isthmus.engines import Change, may_see
 from isthmus.errors import DataError, ServiceError
 from isthmus.languages import DEFAULT
 from isthmus.service.templates import template
@@ -57,15 +57,21 @@ class Draft:
     """Its Unix time, where its source says so."""
     modified: int | None = None
     """When its file was written: its date where the source states none. Alone it changes no document."""
+    allow: tuple[str, ...] = ()
+    """The principals who may see it, in order (`access.principals_of`); all whom the silo's policy lets in
+    where there are none."""
+    subject: str = ""
+    """Whom it is about, a patient or a customer, as its source calls them."""
 
     @property
     def digest(self) -> bytes:
-        """A digest of title, body and language, and of type and date where they are stated, to detect
-        changes."""
+        """A digest of title, body and language, and of all else that is stated, to detect changes."""
         parts: list[bytes] = []
         other: tuple[str, ...] = () if self.language in ("", DEFAULT) else (self.language,)
         if self.type or self.date is not None:
             other += (f"type={self.type}", f"date={self.date}")
+        if self.allow or self.subject:
+            other += (f"subject={self.subject}", *(f"allow={each}" for each in self.allow))
         for text in (self.title, self.body, *other):
             spelled = text.encode("utf-8", "surrogatepass")
             parts += (len(spelled).to_bytes(8, "little"), spelled)
@@ -301,10 +307,11 @@ class DocumentStore(ABC):
         self._many(
             db,
             """INSERT INTO document
-                (id, source, title, body, language, type, date, digest, change, removed)
-            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET source = excluded.source,
-                title = excluded.title, body = excluded.body, language = excluded.language,
-                type = excluded.type, date = excluded.date,
+                (id, source, title, body, language, type, date, allow, subject, digest, change, removed)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET
+                source = excluded.source, title = excluded.title, body = excluded.body,
+                language = excluded.language, type = excluded.type, date = excluded.date,
+                allow = excluded.allow, subject = excluded.subject,
                 digest = excluded.digest, change = excluded.change, removed = 0""",
             [
                 (
@@ -315,6 +322,8 @@ class DocumentStore(ABC):
                     each.language,
                     _storable(each.type),
                     each.modified if each.date is None else each.date,
+                    "\n".join(map(_storable, each.allow)),
+                    _storable(each.subject),
                     digests[each.id],
                     change,
                 )
@@ -336,8 +345,8 @@ class DocumentStore(ABC):
                 first = self._reserve(db, len(known))
                 self._many(
                     db,
-                    """UPDATE document SET title = '', body = '', type = '', date = NULL, digest = ?,
-                        change = ?, removed = 1
+                    """UPDATE document SET title = '', body = '', type = '', date = NULL, allow = '',
+                        subject = '', digest = ?, change = ?, removed = 1
                     WHERE id = ?""",
                     [(b"", first + at, id) for at, id in enumerate(known)],
                 )
@@ -392,11 +401,9 @@ class DocumentStore(ABC):
         rows = (row for sql in tables for row in self._by_id(sql, ids))
         return {id for (id,) in rows} | set(filter(self.blocked(), ids))
 
-    def listed(
-        self, *, source: str = "", words: str = "", most: int = 100
-    ) -> list[tuple[str, str, str, str]]:
-        """(id, title, source, language) of documents in the order of ids: of a source, or whose id or title
-        has these words in it."""
+    def listed(self, *, source: str = "", words: str = "", most: int = 100) -> list[tuple[str, ...]]:
+        """(id, title, source, language, allow, subject) of documents in the order of ids: of a source, or
+        whose id or title has these words in it."""
         conditions, values = ["removed = 0"], list[Any]()
         if source:
             conditions.append("source = ?")
@@ -406,11 +413,11 @@ class DocumentStore(ABC):
             pattern = re.sub("[!%_]", r"!\g<0>", word)
             values += [f"%{pattern}%"] * 2
         where = " AND ".join(conditions)
-        sql = f"SELECT id, title, source, language FROM document WHERE {where} ORDER BY id LIMIT ?"
+        columns = "id, title, source, language, allow, subject"
+        sql = f"SELECT {columns} FROM document WHERE {where} ORDER BY id LIMIT ?"
         with self._transaction() as db:
-            return [
-                (id, title, label, code) for id, title, label, code in self._rows(db, sql, (*values, most))
-            ]
+            rows = self._rows(db, sql, (*values, most))
+        return [(*row, "; ".join(_lines(allow)), subject) for *row, allow, subject in rows]
 
     def retain(self, source: str, ids: Iterable[str], *, below: tuple[str, ...] = ()) -> int:
         """Remove what a source gave once and gives no more, but for ids that begin with one of `below`."""
@@ -431,13 +438,16 @@ class DocumentStore(ABC):
 
     def changes(self, after: int, limit: int) -> list[Change]:
         """What was written or removed since a change, in order, each document as it is now."""
-        sql = """SELECT id, change, removed, title, body, language, type, date FROM document
+        sql = """SELECT id, change, removed, title, body, language, type, date, allow FROM document
             WHERE change > ? ORDER BY change LIMIT ?"""
         with self._transaction() as db:
             rows = self._rows(db, sql, (after, limit))
         return [
-            Change(id, change, bool(removed), title, body, language, type or type_of(id), date)
-            for id, change, removed, title, body, language, type, date in rows
+            Change(
+                *(id, change, bool(removed), title, body, language, type or type_of(id), date),
+                _lines(allow),
+            )
+            for id, change, removed, title, body, language, type, date, allow in rows
         ]
 
     def living(self) -> Iterator[Change]:
@@ -458,8 +468,12 @@ class DocumentStore(ABC):
 
     def get(self, ids: Sequence[str]) -> dict[str, Draft]:
         """The documents with these ids, by id; unknown ids are left out."""
-        sql = "SELECT id, title, body, language, type, date FROM document WHERE removed = 0 AND id IN"
-        return {row[0]: Draft(*row) for row in self._by_id(sql, ids)}
+        sql = """SELECT id, title, body, language, type, date, allow, subject FROM document
+            WHERE removed = 0 AND id IN"""
+        return {
+            id: Draft(id, title, body, language, type, date, allow=_lines(allow), subject=subject)
+            for id, title, body, language, type, date, allow, subject in self._by_id(sql, ids)
+        }
 
     def count(self) -> int:
         """How many documents there are."""
@@ -467,13 +481,15 @@ class DocumentStore(ABC):
             ((count,),) = self._rows(db, "SELECT count(*) FROM document WHERE removed = 0")
         return int(count)
 
-    def languages(self) -> dict[str, int]:
-        """How many documents there are in every language, by its code."""
-        sql = "SELECT language, count(*) FROM document WHERE removed = 0 GROUP BY language"
+    def languages(self, principals: frozenset[str] | None = None) -> dict[str, int]:
+        """How many documents there are in every language, by its code, of all or of those that these
+        principals may see."""
+        sql = "SELECT allow, language, count(*) FROM document WHERE removed = 0 GROUP BY allow, language"
         counts: Counter[str] = Counter()
         with self._transaction() as db:
-            for code, count in self._rows(db, sql):
-                counts[code or DEFAULT] += int(count)
+            for allow, code, count in self._rows(db, sql):
+                if principals is None or may_see(_lines(allow), principals):
+                    counts[code or DEFAULT] += int(count)
         return dict(sorted(counts.items()))
 
     def latest(self) -> int:
@@ -562,9 +578,10 @@ class DocumentStore(ABC):
         with self._transaction(writing=True) as db:
             self._rows(db, "DELETE FROM request WHERE at < ?", (before,))
 
-    def present(self, ids: Iterable[str]) -> set[str]:
-        """Those of the ids that a stored document has."""
-        return {id for (id,) in self._by_id("SELECT id FROM document WHERE removed = 0 AND id IN", ids)}
+    def present(self, ids: Iterable[str], principals: frozenset[str] | None = None) -> set[str]:
+        """Those of the ids that a stored document has, of all or of those that these principals may see."""
+        rows = self._by_id("SELECT id, allow FROM document WHERE removed = 0 AND id IN", ids)
+        return {id for id, allow in rows if principals is None or may_see(_lines(allow), principals)}
 
     def judgements(self) -> list[Judgement]:
         """All judgements of documents that are still stored, in order of time."""
@@ -580,6 +597,10 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
     rest = iter(items)
     while batch := list(islice(rest, BATCH)):
         yield batch
+
+
+def _lines(text: str) -> tuple[str, ...]:
+    return tuple(text.split("\n")) if text else ()
 
 
 def _storable(text: str) -> str:

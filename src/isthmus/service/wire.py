@@ -79,9 +79,13 @@ Text = Annotated[str, Field(max_length=2_000)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 DocumentId = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, pattern=r"^[^\x00-\x1f\x7f]+$")]
-HitToken = Annotated[str, Field(max_length=LONGEST_TOKEN, pattern=r"^[A-Za-z0-9_-]*$")]
 # Dialects of patterns differ in what is white: all that any of them calls so is named.
 _NOT_WHITE = r"[^\s\u001c-\u001f\u0085\ufeff]"
+_VISIBLE = _NOT_WHITE[:-1] + r"\x00-\x1f\x7f]"
+Principal = Annotated[
+    str, Field(pattern=rf"^(everyone|(user|group):{_VISIBLE}[^\x00-\x1f\x7f]{{0,298}})$", max_length=306)
+]
+HitToken = Annotated[str, Field(max_length=LONGEST_TOKEN, pattern=r"^[A-Za-z0-9_-]*$")]
 QueryText = Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY, pattern=_NOT_WHITE)]
 Fingerprint = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9._-]*$")]
 """Names an encoder's vectors: equal ones encode equal texts alike. It travels in a header."""
@@ -784,6 +788,10 @@ class Document(RequestModel):
     id: DocumentId
     title: Annotated[str, Field(max_length=10_000)] = ""
     body: Annotated[str, Field(max_length=10_000_000)] = ""
+    allow: Annotated[list[Principal], Field(max_length=1_000)] = []
+    """Who may see it: user:ID, group:NAME or everyone; all whom the silo's policy lets in where none is."""
+    subject: Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+    """Whom it is about, a patient or a customer."""
 
 
 class DocumentBatch(RequestModel):

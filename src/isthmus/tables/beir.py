@@ -110,6 +110,8 @@ class _Record:
     title: str
     silo: str
     own: str | None
+    metadata: Mapping[str, Any]
+    """What else the line says of it."""
 
 
 def _file(root: Path, name: str) -> Path:
@@ -164,7 +166,9 @@ def _record(block: Block, number: int, line: bytes) -> _Record:
         raise error("the _id is empty or has white space in it")
     metadata = fields["metadata"] if isinstance(fields.get("metadata"), dict) else {}
     silo, own = text(metadata, "silo", default=_NO_SILO), text(metadata, "own", default="") or None
-    return _Record(id, text(fields, "text"), text(fields, "title", default=""), silo, own)
+    return _Record(
+        id, text(fields, "text"), text(fields, "title", default=""), silo, own, {**metadata, **fields}
+    )
 
 
 def _judgements(root: Path) -> tuple[dict[str, str], Qrels]:

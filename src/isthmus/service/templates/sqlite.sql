@@ -92,3 +92,13 @@ CREATE INDEX request_document ON request (document)
 
 -- what was erased, by keyed digests of ids: no source brings it back
 CREATE TABLE erased (digest TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID
+
+-- step 9
+-- who may see a document, one principal a line, and whom it is about
+ALTER TABLE document ADD COLUMN allow TEXT NOT NULL DEFAULT ''
+
+ALTER TABLE document ADD COLUMN subject TEXT NOT NULL DEFAULT ''
+
+CREATE INDEX document_allow ON document (allow, language) WHERE removed = 0
+
+CREATE INDEX document_subject ON document (subject) WHERE subject <> ''

@@ -41,5 +41,6 @@ export const learn = () => ask("POST", "/learning", { mode: "masked" });
 export const rollback = (version) => ask("POST", "/learning/rollback", { version });
 export const calibration = (signal) => ask("GET", "/calibration", null, signal);
 export const me = () => ask("GET", "/me");
+export const ways = () => ask("GET", "/session");
 export const enter = (key) => ask("POST", "/session", { key });
 export const leave = () => ask("DELETE", "/session");

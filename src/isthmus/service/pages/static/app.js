@@ -35,31 +35,75 @@ async function route() {
 /** What went wrong, in the place where the answer would be; a missing key asks for one. */
 function failed(error, where = place) {
   if (error.name === "AbortError") return;
-  if (error.status === 401) { signIn(); return; }
+  if (error.status === 401) { signIn(error.detail).catch((other) => failed(other)); return; }
   const wait = error.wait ? ` Try again in ${error.wait} s.` : "";
   show(where, make("div", { class: "notice bad", role: "alert" },
     make("strong", {}, error.title ?? "Something went wrong"), make("p", {}, `${error.detail ?? error.message}${wait}`)));
 }
 
-function signIn() {
-  const told = make("p", { class: "hint", role: "status" }, "This broker answers those who have a key. Your operator makes one with: isthmus keys api add.");
+/** Why nobody came back signed in from the provider, by the broker's word for it. */
+const REFUSALS = {
+  again: "That sign-in was not begun in this browser, or took too long. Please try again.",
+  denied: "The provider did not sign you in.",
+  groups: "You are known to the provider, but none of your groups may search here. Ask the operator of this search for access.",
+  provider: "The provider does not answer as it should. Try again later; the broker's log says why.",
+};
+
+/** The ways in: through a provider, with an API key, or both. */
+async function signIn(detail = "") {
+  const [, parameters] = address();
+  const refusal = REFUSALS[parameters.get("signin")];
+  const ways = await api.ways();
+  identify({});
+  const over = detail.startsWith("the session has ended") ? "Your session has ended. Please sign in again." : "";
+  const keyed = "This broker answers those who have a key. Your operator makes one with: isthmus keys api add.";
+  const told = make("p", { class: refusal ? "hint bad" : "hint", role: refusal ? "alert" : "status" },
+    refusal || over || (ways.provider ? `You sign in at ${ways.provider}, where your organisation knows you.` : keyed));
   const field = make("input", { id: "key", type: "password", required: true, autocomplete: "current-password", spellcheck: "false" });
-  const form = make("form", {
-    class: "card narrow",
-    onsubmit: async (event) => {
-      event.preventDefault();
-      try {
-        await api.enter(field.value.trim());
-        await begin();
-      } catch (error) {
-        told.textContent = error.message;
-        told.className = "hint bad";
-        field.select();
-      }
-    },
-  }, make("h1", {}, "Sign in"), make("label", { for: "key" }, "API key"), field, told, make("button", { class: "main" }, "Sign in"));
-  show(place, form);
-  field.focus();
+  const submit = async (event) => {
+    event.preventDefault();
+    try {
+      await api.enter(field.value.trim());
+      await begin();
+    } catch (error) {
+      told.textContent = error.message;
+      told.className = "hint bad";
+      field.select();
+    }
+  };
+  const button = make("button", { class: ways.provider ? "" : "main" }, "Sign in");
+  const form = make("form", { onsubmit: submit }, make("label", { for: "key" }, "API key"), field, button);
+  const away = make("a", { class: "main", href: "/v1/signin", onclick: remember }, `Sign in at ${ways.provider}`);
+  show(place, make("div", { class: "card narrow" }, make("h1", {}, "Sign in"), told,
+    ways.provider ? away : "",
+    ways.provider && ways.key ? make("details", {}, make("summary", {}, "With an API key"), form) : "",
+    !ways.provider ? form : ""));
+  (ways.provider ? away : field).focus();
+}
+
+/** Where somebody was, for when they are back from the provider. */
+function remember() {
+  const [name, parameters] = address();
+  parameters.delete("signin");
+  try { sessionStorage.setItem("isthmus-place", `#/${name}${[...parameters].length ? `?${parameters}` : ""}`); } catch { /* then they begin anew */ }
+}
+
+function goBack() {
+  let before = null;
+  try {
+    before = sessionStorage.getItem("isthmus-place");
+    sessionStorage.removeItem("isthmus-place");
+  } catch { /* nothing was remembered */ }
+  if (address()[1].has("signin")) before ??= "#/search";
+  if (before && ["", "#/search"].includes(location.hash.split("?")[0])) history.replaceState(null, "", before);
+}
+
+/** Who is signed in, at the top. */
+function identify({ name = "anonymous", label = "", groups = [] }) {
+  const mark = document.getElementById("who");
+  mark.textContent = label || name;
+  mark.title = groups.length ? `Groups: ${groups.join(", ")}` : "";
+  mark.hidden = document.getElementById("leave").hidden = name === "anonymous";
 }
 
 /** A key that ends within two weeks, above every view. */
@@ -116,7 +160,8 @@ async function begin() {
   try {
     await useKey();
     who = await api.me();
-    document.getElementById("leave").hidden = who.name === "anonymous";
+    identify(who);
+    goBack();
     warn(who.expires);
     await route();
   } catch (error) {
@@ -127,6 +172,8 @@ async function begin() {
 document.getElementById("leave").addEventListener("click", async () => {
   await api.leave().catch(() => {});
   await begin();
+  const { provider } = await api.ways().catch(() => ({}));
+  if (provider) place.querySelector(".card")?.append(make("a", { href: "/v1/signin/end" }, `Sign out at ${provider} too`));
 });
 window.addEventListener("hashchange", () => { (address()[1].has("key") ? begin() : route()).catch(failed); });
 colours();
