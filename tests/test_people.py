@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from isthmus.service.people import Person
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import read_broker
 
+ROOT = Path(__file__).resolve().parent.parent
 TOML = """
 host = "0.0.0.0"
 https = true
@@ -68,6 +71,17 @@ def test_a_provider_that_cannot_be_meant(tmp_path, old, new, problem):
         return
     with pytest.raises(ConfigError, match=problem):
         broker(tmp_path, old, new)
+
+
+BLOCKS = re.findall(r"```toml\n(\[oidc\].*?)```", (ROOT / "docs" / "people.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=[str(at) for at in range(len(BLOCKS))])
+def test_what_the_documentation_shows_is_read(tmp_path, block):
+    file = tmp_path / "broker.toml"
+    hosts = 'hosts = ["search.hospital.example"]\nsilos.north.url = "http://127.0.0.1:1"\n'
+    file.write_text(hosts + block)
+    assert read_broker(file).oidc.redirect == "https://search.hospital.example/v1/signin/callback"
 
 
 def test_the_client_s_secret_is_for_its_owner_only(tmp_path):

@@ -67,6 +67,7 @@ SPELLINGS = "words spelled like those of a query"
 LARGE = ("/v1/documents", "/v1/statistics")
 OWN_PROBLEMS = problems(
     {
+        428: "The silo answers persons only, and the peer did not say who asks.",
         409: "The message was sent before, its time stamp is off, or the silo cannot learn so.",
         504: "The deadline passed.",
     }
