@@ -150,6 +150,7 @@ def test_exact_figures_of_three_letters_in_two_releases(tmp_path):
         assert (first.spent, first.documents, second.document) == (6.0, 3, "letter3")
         assert first.document.startswith("patient ")
         assert ledger.summary()["least_left"] == 3.0
+        assert ledger.summary()["unit"] == "patient"
         assert "of a patient" in ledger.summary()["meaning"]
     assert b"patient-4711" not in (tmp_path / "ledger").read_bytes()
 

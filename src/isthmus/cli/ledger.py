@@ -87,7 +87,7 @@ def _go_on(arguments: argparse.Namespace) -> None:
         budget = ledger.budget
     if arguments.json:
         print_json({"ledger": str(path), "budget": budget.epsilon, "forgotten": budget.forgotten})
-    say(f"{path} goes on: each {budget.noun}'s budget is {budget}")
+    say(f"{path} goes on: each {budget.subject or 'document'}'s budget is {budget}")
 
 
 def _file(path: str) -> Path:
@@ -157,9 +157,9 @@ def _summary_table(totals: Mapping[str, Any], budget: Budget) -> Table:
     columns = ("kind", "peer", "mechanism", "fields", "guarantee", "times", "items", "charged", "last")
     rows = [tuple(_cell(name, row[name]) for name in columns) for row in totals["departures"]]
     parts = [(name, totals[name]) for name in ("documents", "versions", "charges")]
-    parts += [(f"{budget.noun}s", totals["subjects"])] if totals["subjects"] else []
+    parts += [(f"{totals['unit']}s", totals["subjects"])] if totals["subjects"] else []
     counted = ", ".join(f"{count:,} {name}" for name, count in parts)
-    whose = f"each {budget.noun}'s"
+    whose = f"each {totals['unit']}'s"
     notes = [f"{whose} budget is {budget}; the one that spent most has {totals['least_left']:g} left"]
     notes += [f"incident: {note}" for note in totals["incidents"]]
     return Table(columns, tuple(rows), f"what left: {counted}", (*notes, *filter(None, [totals["meaning"]])))

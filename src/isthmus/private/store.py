@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -110,11 +111,13 @@ class SiloFolder:
         width: int | None = None,
         budget: Budget | None = None,
         tokeniser: Tokeniser = ENGLISH,
+        subjects: Mapping[str, str] = MappingProxyType({}),
     ) -> list[Built]:
         """Sketch fields of documents and enter their versions into the ledger.
 
         Of documents with the same text the first is sketched: the copies would have it released once more,
-        with other noise, at its cost.
+        with other noise, at its cost. So is one of every subject (`subjects`, by document), whose budget a
+        second sketch would exceed.
         """
         key = self.keys.group_key(create=True)
         self.keys.noise_key(create=True)
@@ -124,7 +127,8 @@ class SiloFolder:
         with self.ledger(None if known else budget or Budget()) as ledger:
             pairs = zip(documents.titles, documents.bodies, strict=True)
             covered = ledger.versions(documents.ids, [fingerprint(*pair) for pair in pairs])
-            rows, number = np.flatnonzero(~ledger.copies(covered)), ledger.number
+            ledger.assign(subjects)
+            rows, number = np.flatnonzero(~ledger.copies(covered, per_subject=1)), ledger.number
         documents, covered = documents.take(rows), covered.take(rows.tolist())
         built = []
         for name in fields:

@@ -393,7 +393,8 @@ class Node:
             return
         allowed = self.settings.statistics.renew * len(snapshot)
         if self._sketched is None or snapshot.change - self._sketched > allowed:
-            SiloFolder.at(wanted.private, create=True).build(all_documents(self.store))
+            subjects = self.store.subjects() if self.settings.unit == "subject" else {}
+            SiloFolder.at(wanted.private, create=True).build(all_documents(self.store), subjects=subjects)
             self._sketched = snapshot.change
 
     def _stamps(self) -> dict[Path, int]:
@@ -723,7 +724,7 @@ class Node:
             silo=self.settings.silo,
             documents=len(self.index.snapshot),
             budget=str(self.ledger.budget),
-            **{name: summary[name] for name in ("most_spent", "least_left", "meaning")},
+            **{name: summary[name] for name in ("unit", "most_spent", "least_left", "meaning")},
             departures=[wire.Departure(**row) for row in summary["departures"]],
             peers=list(self._peers()),
             last_training=None if trained is None else wire.moment(trained),
@@ -733,7 +734,7 @@ class Node:
         dearest = next(iter(self.ledger.accounts(1)), None)
         for name, policy in sorted(self.settings.peers.items()):
             limit = policy.budget if policy.budget is not None else self.settings.budget
-            left = limit if dearest is None else self.ledger.left(dearest.document, peer=name)
+            left = limit if dearest is None else min(dearest.left, limit - dearest.peers.get(name, 0.0))
             rights = {right: getattr(policy, right) for right in wire.RIGHTS}
             seen = self.audit.share_of(name)
             yield wire.PeerBudget(peer=name, budget=limit, left=left, seen=seen, **rights)
@@ -775,7 +776,7 @@ def all_documents(store: DocumentStore) -> Documents:
 def open_ledger(settings: NodeSettings) -> Ledger:
     """The silo's ledger; the operator's own file is where its budget is changed on purpose."""
     limits = {name: peer.budget for name, peer in settings.peers.items() if peer.budget is not None}
-    budget = Budget(epsilon=settings.budget, peers=limits)
+    budget = Budget(epsilon=settings.budget, peers=limits, subject=settings.subject_noun)
     path, usual = settings.ledger, settings.folder / "ledger.db"
     if path != usual and usual.exists():
         raise ConfigError(

@@ -9,6 +9,9 @@ language, so that the first document in another one changes nothing for the othe
 a search corrects probabilities, is taken as the usual one. So one document more, less or replaced changes the
 sum by at most 1, and two-sided geometric noise of rate ε makes it ε-private, for every question.
 
+Where documents have a subject (a patient), subjects are counted that have a document which counts: all
+documents of one change the sum by at most 1 too, and the ε is the subject's, charged once for all of them.
+
 A question is its distinct terms, as the index reads them, with the threshold and the model. Its noise comes
 from the operating system, once: the answer is charged to every document, stored, and only then shown; asked
 again, by whoever has paid for it, it is what it was. It is drawn anew, and charged anew, when enough
@@ -45,8 +48,8 @@ from isthmus.service.settings import NodeSettings
 from isthmus.service.wire import CountQuestion, NoisedCount
 from isthmus.tables import replacing
 
-ADJACENCY = "one document more, less or replaced"
-"""What the ε of a count is stated for."""
+ADJACENCY = "one {} more, less or replaced"
+"""What the ε of a count is stated for: a document, or a subject with all its documents."""
 COVERAGE = 0.95
 """Of the interval around a count, over draws of the noise."""
 AT_ONCE = 1 << 14
@@ -54,8 +57,22 @@ AT_ONCE = 1 << 14
 MOST_ANSWERS = 10_000
 """Kept in the file; the oldest go first, and cost again."""
 
-Readings = Sequence[tuple[frozenset[str], IntArray]]
-"""Documents, with the language that each of them is read in: none for English."""
+Readings = Sequence[tuple[frozenset[str], IntArray, IntArray]]
+"""Documents, the language that they are read in, none for English, and the unit that each is of."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Collection:
+    """What is counted at a change: one document of every unit, by which it is charged; the documents that a
+    release of statistics would count; all of them as they are read; and what a unit is called."""
+
+    change: int
+    units: Covered
+    statistics: Covered
+    readings: Readings
+    noun: str
+    documents: int
+
 
 _log = logging.getLogger("isthmus.service")
 
@@ -72,6 +89,7 @@ class _CountAnswer:
     documents: int
     peers: tuple[str, ...]
     ledger: int
+    unit: str = "document"
 
 
 class CountReleases:
@@ -86,7 +104,9 @@ class CountReleases:
         self._file = counts_file(settings)
         self._lock = threading.Lock()
         self._answers = _read(self._file)
-        self._counted: tuple[int, Covered, Readings] | None = None
+        self._counted: _Collection | None = None
+        self._by_subject, self._per_subject = settings.unit == "subject", settings.per_subject
+        self._noun = settings.subject_noun or "subject"
         ledger.expect(max((each.ledger for each in self._answers.values()), default=0), self._file)
 
     def answer(self, question: CountQuestion, peer: str, scorer: Scorer) -> NoisedCount:
@@ -124,6 +144,7 @@ class CountReleases:
             low=max(answer.count - reached, 0),
             high=max(answer.count + reached, 0),
             epsilon=answer.epsilon,
+            unit=answer.unit,
             repeated=answer is before,
         )
 
@@ -148,57 +169,67 @@ class CountReleases:
         model: ModelScorer | None,
     ) -> _CountAnswer:
         """Charge the answer that others had of the same documents, or draw another one."""
-        covered, readings = self._documents(snapshot)
+        counted = self._documents(snapshot)
         if before is not None and before.change == snapshot.change and not self._is_stale(before, snapshot):
-            self._charge(before.draw, covered, peer)
+            self._charge(before.draw, counted, peer)
             return replace(before, peers=(*before.peers, peer), ledger=self.ledger.number)
         draw = secrets.token_hex(16)
-        count = sum(
-            int(
+        matching = [
+            units[
                 matching_documents(
                     replace(snapshot, languages=own), handles, question, model, dense=self._dense
-                ).sum()
-            )
-            for own, handles in readings
-        )
-        self._charge(draw, covered, peer)
+                )
+            ]
+            for own, handles, units in counted.readings
+        ]
+        count = len(np.unique(np.concatenate(matching))) if matching else 0
+        self._charge(draw, counted, peer)
         noise = int(Geometric(self.settings.epsilon).draw(1)[0])
         return _CountAnswer(
             count + noise,
             self.settings.epsilon,
             draw,
             snapshot.change,
-            len(covered),
+            counted.documents,
             (peer,),
             self.ledger.number,
+            counted.noun,
         )
 
-    def _documents(self, snapshot: Snapshot) -> tuple[Covered, Readings]:
-        """Those that are counted, by their language; worked out once for every change."""
-        if self._counted is None or self._counted[0] != snapshot.change:
-            covered, handles = counted_documents(snapshot, self.index, self.ledger)
-            self._counted = snapshot.change, covered, self._by_language(snapshot, handles)
-        return self._counted[1:]
+    def _documents(self, snapshot: Snapshot) -> _Collection:
+        """What is counted, by language; worked out once for every change."""
+        if self._counted is None or self._counted.change != snapshot.change:
+            every = counted_documents(snapshot, self.index, self.ledger, by_subject=self._by_subject)
+            keys = [subject or at for at, subject in enumerate(every.subjects)]
+            number = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+            units = np.array([number[key] for key in keys], dtype=np.int64)
+            self._counted = _Collection(
+                snapshot.change,
+                every.bounded(self.ledger, 1).covered,
+                every.bounded(self.ledger, self._per_subject).covered,
+                self._by_language(snapshot, every.handles, units),
+                self._noun if any(every.subjects) else "document",
+                len(every.covered),
+            )
+        return self._counted
 
-    def _by_language(self, snapshot: Snapshot, handles: IntArray) -> Readings:
+    def _by_language(self, snapshot: Snapshot, handles: IntArray, units: IntArray) -> Readings:
         if len(snapshot.languages) < 2:
-            return [(snapshot.languages, handles)]
+            return [(snapshot.languages, handles, units)]
         ids = snapshot.reader.ids(handles)
         texts = self.index.store.get(ids)
         own = [beyond_english([texts[id].language if id in texts else ""]) for id in ids]
-        return [
-            (each, handles[[at for at, language in enumerate(own) if language == each]])
-            for each in sorted(set(own), key=sorted)
-        ]
+        rows = {each: [at for at, language in enumerate(own) if language == each] for each in set(own)}
+        return [(each, handles[rows[each]], units[rows[each]]) for each in sorted(rows, key=sorted)]
 
-    def _charge(self, draw: str, covered: Covered, peer: str) -> None:
-        """Charge a draw to all documents; one more release of statistics must fit into the budget besides."""
-        charge = (_cost(self.settings.epsilon, draw), covered, peer)
+    def _charge(self, draw: str, counted: _Collection, peer: str) -> None:
+        """Charge a draw to all units; one more release of statistics must fit into the budget besides."""
+        charge = (_cost(self.settings.epsilon, draw, counted.noun), counted.units, peer)
         reserve: list[tuple[Cost, Covered, str]] = []
         if self.statistics.form == "private":
             tables = (TEXT, *FIELD_TABLES) if self.statistics.fields else (TEXT,)
             costs = release_costs(tables, self.statistics.epsilon, "the next draw")
-            reserve = [(cost, covered, "the next release") for cost in costs]
+            reserve = [(cost, counted.statistics, "the next release") for cost in costs]
         self.ledger.charge_all([charge], kind="counts", reserve=reserve)
 
     def _save(self) -> None:
@@ -240,7 +271,7 @@ def reach(epsilon: float) -> int:
     return max(0, math.ceil(math.log((1 - COVERAGE) * (1 + ratio) / 2) / -epsilon) - 1)
 
 
-def _cost(epsilon: float, draw: str) -> Cost:
+def _cost(epsilon: float, draw: str, unit: str) -> Cost:
     return Cost(
         "noised count",
         ("title", "body"),
@@ -249,7 +280,7 @@ def _cost(epsilon: float, draw: str) -> Cost:
         scale=1 / epsilon,
         release=f"count, draw {draw}",
         halves=False,
-        adjacency=ADJACENCY,
+        adjacency=ADJACENCY.format(unit),
     )
 
 

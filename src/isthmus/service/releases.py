@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,7 @@ class Releases:
 
     def __init__(self, settings: NodeSettings, ledger: Ledger, index: Index, family: HashFamily) -> None:
         self.silo, self.settings = settings.silo, settings.statistics
+        self._by_subject, self._per_subject = settings.unit == "subject", settings.per_subject
         self.ledger, self.index, self.family = ledger, index, family
         self._file = released_file(settings)
         self._lock = threading.Lock()
@@ -120,21 +122,28 @@ class Releases:
             return True
         if release.hashing != self.family.public_name:
             return True
-        since = int(release.about["change"])
-        return outdated(self.index.snapshot, since, release.documents, self.settings.renew)
+        since, documents = int(release.about["change"]), release.about.get("collection", release.documents)
+        return outdated(self.index.snapshot, since, int(documents), self.settings.renew)
 
     def _drawn(self, peer: str) -> Statistics:
         """Draw noise, charge the ledger and store the release; the list of its documents never leaves."""
         snapshot = self.index.snapshot
-        covered, handles = counted_documents(snapshot, self.index, self.ledger)
+        every = counted_documents(snapshot, self.index, self.ledger, by_subject=self._by_subject)
+        covered, handles, _ = every.bounded(self.ledger, self._per_subject)
         about = {
             "draw": secrets.token_hex(16),
             "change": snapshot.change,
+            "collection": len(snapshot),
             "documents": list(covered.documents),
             "versions": list(covered.versions),
         }
         # how many documents there are and how long is public; what stands in them is counted where it is paid
         exact = snapshot.exact_statistics(self.silo, self._tables, handles)
+        beyond = len(every.handles) - len(handles)
+        if beyond:  # of subjects: frequencies and lengths are of so many documents fewer
+            share = 1 - beyond / exact.documents
+            lengths = {name: round(share * length) for name, length in exact.lengths.items()}
+            exact = replace(exact, documents=exact.documents - beyond, lengths=lengths)
         drawn = replace(released(exact, self.family, self.settings.epsilon), about=about)
         self._charge(drawn, peer)
         drawn = replace(drawn, about={**about, "ledger": self.ledger.number})
@@ -153,8 +162,29 @@ class Releases:
             self._charged.add((peer, draw))
 
 
-def counted_documents(snapshot: Snapshot, index: Index, ledger: Ledger) -> tuple[Covered, IntArray]:
-    """The documents that a release counts, one of those that have the same text; and their handles."""
+class CountedDocuments(NamedTuple):
+    """Documents that a release counts, their handles, and the subject of each, "" for none."""
+
+    covered: Covered
+    handles: IntArray
+    subjects: list[str]
+
+    def bounded(self, ledger: Ledger, per_subject: int) -> CountedDocuments:
+        """Without those beyond so many of a subject; always the same ones, whatever they say."""
+        if not any(self.subjects):
+            return self
+        rows = np.flatnonzero(~ledger.copies(self.covered, per_subject=per_subject))
+        some = rows.tolist()
+        return CountedDocuments(
+            self.covered.take(some), self.handles[rows], [self.subjects[at] for at in some]
+        )
+
+
+def counted_documents(
+    snapshot: Snapshot, index: Index, ledger: Ledger, *, by_subject: bool
+) -> CountedDocuments:
+    """The documents that a release may count, one of those that have the same text; the ledger knows whose
+    they are before anything of them leaves."""
     handles = snapshot.reader.handles()
     names = snapshot.reader.ids(handles)
     texts = index.store.get(names)
@@ -162,8 +192,11 @@ def counted_documents(snapshot: Snapshot, index: Index, ledger: Ledger) -> tuple
     names = [names[at] for at in there]
     digests = [fingerprint(texts[name].title, texts[name].body) for name in names]
     covered = ledger.versions(names, digests)
+    subjects = [texts[name].subject if by_subject else "" for name in names]
+    ledger.assign(dict(zip(names, subjects, strict=True)))
     counted = np.flatnonzero(~ledger.copies(covered))
-    return covered.take(counted.tolist()), handles[there][counted]
+    rows = counted.tolist()
+    return CountedDocuments(covered.take(rows), handles[there][counted], [subjects[at] for at in rows])
 
 
 def outdated(snapshot: Snapshot, since: int, documents: int, renew: float) -> bool:

@@ -282,6 +282,8 @@ class Source:
     """Who may see its documents that do not say so themselves: "group:doctors", "user:ada"; all without."""
     rules: tuple[PathRule, ...] = ()
     """Who may see some of them; the first whose path fits comes before `allow`."""
+    subject_noun: str = ""
+    """What a subject of its documents is called: patient, customer."""
 
     def __post_init__(self) -> None:
         if self.language != "auto":
@@ -295,6 +297,10 @@ class Source:
         if self.link:
             _check_link(self.link)
         object.__setattr__(self, "allow", principals_of(self.allow))
+        require(
+            len(self.subject_noun) <= 40 and self.subject_noun.isprintable(),
+            "subject_noun must be a noun of at most 40 letters, say patient",
+        )
         require(self.kind != "sql" or (self.url and self.query), "a source of kind sql needs url and query")
         require(self.kind == "sql" or self.path is not None, f"a source of kind {self.kind} needs a path")
 
@@ -489,7 +495,11 @@ class NodeSettings:
     noised_counts: NoisedCounts = field(default_factory=NoisedCounts)
     learning: Learning = field(default_factory=Learning)
     budget: float = 9.0
-    """The ε that a document may spend on all peers together."""
+    """The ε that a document, or all documents of a subject, may spend on all peers together."""
+    unit: Literal["subject", "document"] = "subject"
+    """Whose budget it is where documents have a subject: theirs together, or each document's own."""
+    per_subject: int = 3
+    """Documents of one subject that a release of statistics counts; its ε counts so many times for them."""
     limits: RequestLimits = field(default_factory=lambda: PEER_LIMITS)
     training: SiloTraining | None = None
     log_queries: bool = False
@@ -500,6 +510,7 @@ class NodeSettings:
         _check_address(self.host, self.port, self.tls)
         require(1 <= self.depth <= 10_000, f"depth = {self.depth} must lie in 1..10000")
         require(self.budget > 0, f"budget = {self.budget:g} must be above 0")
+        require(self.per_subject >= 1, f"per_subject = {self.per_subject} must be at least 1")
         labels = [source.label for source in self.sources]
         for label in labels:
             require(labels.count(label) == 1, f"two sources are {label}: give each a name")
@@ -527,6 +538,12 @@ class NodeSettings:
         require(
             engine.level == "full" or not counting, "noised_counts needs level full: it reads all documents"
         )
+
+    @property
+    def subject_noun(self) -> str:
+        """What a subject is called, where the sources agree; "" where none says so."""
+        nouns = {source.subject_noun for source in self.sources} - {""}
+        return nouns.pop() if len(nouns) == 1 else ""
 
     @property
     def ledger(self) -> Path:

@@ -419,6 +419,13 @@ class DocumentStore(ABC):
             rows = self._rows(db, sql, (*values, most))
         return [(*row, "; ".join(_lines(allow)), subject) for *row, allow, subject in rows]
 
+    def subjects(self) -> dict[str, str]:
+        """Whom documents are about, by id; of those that are about somebody."""
+        with self._transaction() as db:
+            return dict(
+                self._rows(db, "SELECT id, subject FROM document WHERE subject <> '' AND removed = 0")
+            )
+
     def retain(self, source: str, ids: Iterable[str], *, below: tuple[str, ...] = ()) -> int:
         """Remove what a source gave once and gives no more, but for ids that begin with one of `below`."""
         named = set(ids)

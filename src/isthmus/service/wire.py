@@ -465,7 +465,9 @@ class NoisedCount(ResponseModel):
     low: Count
     high: Count
     epsilon: Annotated[float, Field(gt=0)]
-    """Charged to every document of the silo, for one document more, less or replaced."""
+    """Charged to every unit of the silo, for one more, less or replaced."""
+    unit: Annotated[str, Field(max_length=40)] = "document"
+    """What is counted: documents, or subjects (patient) that have one which answers."""
     repeated: bool = False
     """Whether it was drawn before, and cost nothing now."""
 
@@ -987,6 +989,8 @@ class SiloRelease(ResponseModel):
     silo: Name
     documents: Count
     budget: Text = ""
+    unit: Annotated[str, Field(max_length=40)] = "document"
+    """Whose ε it is: a document's, or that of all documents of a subject (patient)."""
     most_spent: float = 0.0
     least_left: float | None = None
     meaning: Text = ""

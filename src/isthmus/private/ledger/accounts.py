@@ -49,7 +49,7 @@ class Budget:
     per_peer: float | None = None
     peers: Mapping[str, float] = field(default_factory=dict)
     subject: str = ""
-    """What a subject is called (patient), where documents have one; empty: a document is its own unit."""
+    """What a subject is called where documents have one: patient, customer; else subject."""
     forgotten: float = field(default=0.0, compare=False)
     """What every document counts as having spent besides, because a ledger was lost: the ledger's to set."""
 
@@ -95,11 +95,6 @@ class Budget:
         """The ε of all peers together or of one, as it was set."""
         own = None if peer is None else self.peers.get(peer, self.per_peer)
         return self.epsilon if own is None else own
-
-    @property
-    def noun(self) -> str:
-        """Whose ε it is."""
-        return self.subject or "document"
 
     def composed(self, loss: PrivacyLoss) -> float:
         """One ε for a loss and what was forgotten, by this budget's rule."""
@@ -409,10 +404,10 @@ def summary(db: sqlite3.Connection, budget: Budget) -> dict[str, Any]:
     most = max(spent(totals, budget), dearest)
     return {
         "budget": asdict(budget),
-        "unit": budget.noun,
+        "unit": (budget.subject or "subject") if counted["subjects"] else "document",
         **counted,
         "most_spent": most,
-        "meaning": _meaning(db, most, budget.subject if dearest else ""),
+        "meaning": _meaning(db, most, (budget.subject or "subject") if dearest else ""),
         "least_left": min(left(totals, budget.ceiling), max(0.0, budget.epsilon - dearest)),
         "departures": list(rows(db, "departures by kind")),
         "incidents": [note for (note,) in db.execute(SQL["last incidents"])],

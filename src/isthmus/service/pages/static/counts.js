@@ -31,5 +31,5 @@ export function asker(silo, query, above) {
 function said(answer, threshold) {
   const what = answer.by === "words" ? "have all words" : `are ${percent(threshold)} likely or more`;
   const cost = answer.repeated ? "asked before, nothing spent" : `ε = ${decimal(answer.epsilon)} spent`;
-  return `about ${count(answer.count)} documents ${what} (${count(answer.low)} to ${count(answer.high)}, by noise alone); ${cost}`;
+  return `about ${count(answer.count)} ${answer.unit}s ${what} (${count(answer.low)} to ${count(answer.high)}, by noise alone); ${cost}`;
 }

@@ -72,13 +72,13 @@ function budget(release) {
   const spent = release.most_spent;
   const left = release.least_left;
   if (left === null || left === undefined) {
-    return make("p", { class: "budget" }, `Spent on the dearest document: ε = ${decimal(spent)}; no budget is set.`);
+    return make("p", { class: "budget" }, `Spent on the dearest ${release.unit}: ε = ${decimal(spent)}; no budget is set.`);
   }
   const share = spent + left > 0 ? spent / (spent + left) : 0;
   return make("div", { class: "budget" },
     make("div", { class: "track", role: "img", "aria-label": `ε ${decimal(spent)} of ${decimal(spent + left)} spent` },
       make("span", { class: `fill ${share > 0.9 ? "down" : ""}`, width: `${share * 100}%` })),
-    make("p", {}, `ε = ${decimal(spent)} spent on the dearest document, ${decimal(left)} left.`),
+    make("p", {}, `ε = ${decimal(spent)} spent on the dearest ${release.unit}, ${decimal(left)} left.`),
     release.meaning ? make("p", { class: "hint" }, release.meaning) : null);
 }
 
