@@ -206,21 +206,30 @@ def _list(arguments: argparse.Namespace) -> None:
     say(f"isthmus: {len(rows):,} of {total:,} documents")
 
 
-def _remove_arguments(parser: argparse.ArgumentParser) -> None:
-    add(parser, "ids ID", "documents, as isthmus documents list shows them", nargs="+")
+def _erase_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "ids ID", "documents, as isthmus documents list shows them", nargs="*")
+    add(parser, "--subject ID", "all that is about a subject: a patient, a customer", default="")
     _settings(parser)
     add(parser, "--receipt FILE", "write the receipt there, too")
     add_json(
         parser,
-        "{silo, at, documents: [{id, removed, hidden, released}], judgements, requests, rewritten, …}",
+        "{silo, at, why, subject, documents: [{id, removed, hidden, released}], judgements, requests,"
+        " rewritten, exports, relearn, remains, not_undone}",
     )
 
 
-def _remove(arguments: argparse.Namespace) -> None:
+def _named(arguments: argparse.Namespace) -> None:
+    """That a command names a document or a subject."""
+    if not arguments.ids and not arguments.subject:
+        raise ConfigError("nothing is named", expected="ids of documents, or --subject ID")
+
+
+def _erase(arguments: argparse.Namespace) -> None:
     from isthmus.service import read_node
 
+    _named(arguments)
     settings = read_node(arguments.config)
-    receipt = _erased(settings, arguments.ids)
+    receipt = _erased(settings, arguments.ids, arguments.subject)
     if arguments.receipt:
         Path(arguments.receipt).write_text(receipt.model_dump_json(indent=2) + "\n", encoding="utf-8")
     done = {(True, False): "erased", (False, True): "hidden", (False, False): "gone already"}
@@ -229,31 +238,76 @@ def _remove(arguments: argparse.Namespace) -> None:
         f"with {several(receipt.judgements, 'judgement')} and {several(receipt.requests, 'request')}"
     )
     lines += [f"written anew: {', '.join(receipt.rewritten)}"] if receipt.rewritten else []
+    lines += [f"written anew, an export: {plain(line)}" for line in receipt.exports]
+    lines += [f"learned with it: {plain(line)}" for line in receipt.relearn]
     lines += [f"known still: {line}" for line in receipt.remains]
     lines += [f"not undone: {line}" for line in receipt.not_undone]
     show(arguments, receipt.model_dump(), folded("\n".join(lines)))
 
 
-def _erased(settings: NodeSettings, ids: list[str]) -> ErasureReceipt:
+def _erased(settings: NodeSettings, ids: list[str], subject: str) -> ErasureReceipt:
     """Erase in the running node, or in the silo's folder while none runs."""
     from isthmus.service import ErasureReceipt, Node, ask_node, erase, folder_lock, is_in_use
 
     if is_in_use(settings.folder):
-        return ask_node(settings.folder, "erase", {"ids": ids}, ErasureReceipt)
+        return ask_node(settings.folder, "erase", {"ids": ids, "subject": subject}, ErasureReceipt)
     with folder_lock(settings.folder), Node(settings).offline() as node:
-        return erase(node, ids)
+        return erase(node, ids, subject=subject)
+
+
+def _retention_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Erase what is older than keep_days and keep_judgements_days of the sources say, now; a node does so"
+        " at its start and every day."
+    )
+    _settings(parser)
+    how = parser.add_mutually_exclusive_group()
+    add(how, "--dry-run", "only tell what would go")
+    add(how, "--confirm", "also where more than half of the silo goes at once")
+    add_json(
+        parser,
+        "{silo, at, sources: [{source, keep_days, keep_judgements_days, documents, judgements}], ids, waits,"
+        " done, receipt}",
+    )
+
+
+def _retention(arguments: argparse.Namespace) -> int:
+    from isthmus.service import Node, RetentionReport, ask_node, folder_lock, is_in_use, read_node
+    from isthmus.service import apply_retention as apply
+
+    settings = read_node(arguments.config)
+    how = {"dry_run": arguments.dry_run, "confirmed": arguments.confirm}
+    if is_in_use(settings.folder):
+        report = ask_node(settings.folder, "retention", how, RetentionReport)
+    else:
+        with folder_lock(settings.folder), Node(settings).offline() as node:
+            report = apply(node, **how)
+    verb = "erased" if report.done else "older than that"
+    lines = [
+        f"{plain(each.source)}: {several(each.documents, 'document')} (keep_days {each.keep_days or '–'}), "
+        f"{several(each.judgements, 'judgement')} (keep_judgements_days {each.keep_judgements_days or '–'}) "
+        f"{verb}"
+        for each in report.sources
+    ] or ["no source of this silo has a rule: keep_days, keep_judgements_days"]
+    lines += [f"  {plain(id)}" for id in report.ids[:20]] if not report.done else []
+    lines += [f"waits: {report.waits}"] if report.waits else []
+    show(arguments, report.model_dump(), folded("\n".join(lines)))
+    return 1 if report.waits and not arguments.dry_run else 0
 
 
 def _readmit_arguments(parser: argparse.ArgumentParser) -> None:
-    add(parser, "ids ID", "documents that were erased", nargs="+")
+    add(parser, "ids ID", "documents that were erased", nargs="*")
+    add(parser, "--subject ID", "all that was erased with a subject, and what comes of it", default="")
     _settings(parser)
     add_json(parser, "{readmitted}")
 
 
 def _readmit(arguments: argparse.Namespace) -> int:
+    _named(arguments)
     _, store = silo_store(arguments)
     try:
-        count = store.readmit(arguments.ids)
+        count = store.readmit(arguments.ids) if arguments.ids else 0
+        count += store.readmit_subject(arguments.subject) if arguments.subject else 0
     finally:
         store.close()
     result: dict[str, Any] = {"readmitted": count}
@@ -300,16 +354,32 @@ _VERBS = (
         _list,
     ),
     Command(
+        "erase",
+        "erase all that is about a subject, or documents: index, judgements, exports, …, with a receipt",
+        f"{_D} erase --subject 4711 --config north/silo.toml --receipt erased.json\n"
+        f"{_D} erase papers/tides.md --config north/silo.toml",
+        _erase_arguments,
+        _erase,
+    ),
+    Command(
         "remove",
-        "erase documents: index, vectors, judgements, requests, releases and store, with a receipt",
+        "the same as erase",
         f"{_D} remove papers/tides.md --config north/silo.toml --receipt erased.json",
-        _remove_arguments,
-        _remove,
+        _erase_arguments,
+        _erase,
+    ),
+    Command(
+        "retention",
+        "what is older than the sources' rules say: tell, or erase now",
+        f"{_D} retention --dry-run --config north/silo.toml",
+        _retention_arguments,
+        _retention,
     ),
     Command(
         "readmit",
-        "let sources bring documents back that were erased",
-        f"{_D} readmit papers/tides.md --config north/silo.toml",
+        "let sources bring documents, or those of a subject, back that were erased",
+        f"{_D} readmit papers/tides.md --config north/silo.toml\n"
+        f"{_D} readmit --subject 4711 --config north/silo.toml",
         _readmit_arguments,
         _readmit,
     ),

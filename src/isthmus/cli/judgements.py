@@ -148,7 +148,7 @@ def _explain(done: Imported, judgements: Sequence[NamedJudgement], silo: str | N
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    from isthmus.service import exported_judgements, write_judgements
+    from isthmus.service import exported_judgements, note_export, write_judgements
 
     if arguments.rows:
         _export_rows(arguments)
@@ -166,19 +166,22 @@ def _export(arguments: argparse.Namespace) -> None:
     if not judgements:
         raise DataError("nobody has judged a document yet", cure="say right or wrong to hits, or import some")
     wrote = write_judgements(judgements, arguments.out)
+    if arguments.config:
+        note_export(settings, arguments.out)
     queries = len({each.query for each in judgements})
     record = {"out": arguments.out, "queries": queries, "judgements": len(judgements)}
     close(arguments, "judgements", record, wrote)
 
 
 def _export_rows(arguments: argparse.Namespace) -> None:
-    from isthmus.service import Node, export_rows, folder_lock, read_node
+    from isthmus.service import Node, export_rows, folder_lock, note_export, read_node
 
     if not arguments.config:
         raise ConfigError("feature rows do not leave a silo", key="--rows", expected="--config silo.toml")
     settings = read_node(arguments.config)
     with folder_lock(settings.folder), Node(settings).offline() as node:
         counts = export_rows(node.searcher, arguments.out)
+        note_export(settings, arguments.out)
     wrote = [Path(arguments.out) / name for name in ("queries.jsonl", "qrels.txt", "rows.txt")]
     close(arguments, "judgements", {"out": arguments.out, **counts}, wrote)
 

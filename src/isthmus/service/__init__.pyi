@@ -22,6 +22,7 @@ from isthmus.service.endpoint_calibration import calibrated as calibrated
 from isthmus.service.endpoint_calibration import judging_app as judging_app
 from isthmus.service.endpoint_calibration import proxy_app as proxy_app
 from isthmus.service.erasure import erase as erase
+from isthmus.service.erasure import note_export as note_export
 from isthmus.service.export import export_rows as export_rows
 from isthmus.service.index import Index as Index
 from isthmus.service.judgement_files import read_judgements as read_judgements
@@ -39,6 +40,7 @@ from isthmus.service.node import is_in_use as is_in_use
 from isthmus.service.node import open_store as open_store
 from isthmus.service.operating import ask_node as ask_node
 from isthmus.service.reliability import BINS as BINS
+from isthmus.service.retention import apply_retention as apply_retention
 from isthmus.service.running import begin as begin
 from isthmus.service.running import run_broker as run_broker
 from isthmus.service.running import run_local as run_local
@@ -92,5 +94,6 @@ from isthmus.service.wire import NamedJudgement as NamedJudgement
 from isthmus.service.wire import OpenedDocument as OpenedDocument
 from isthmus.service.wire import RequestAnswer as RequestAnswer
 from isthmus.service.wire import Reread as Reread
+from isthmus.service.wire import RetentionReport as RetentionReport
 from isthmus.service.wire import Search as Search
 from isthmus.service.wire import SiloCount as SiloCount

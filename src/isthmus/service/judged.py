@@ -16,7 +16,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 from isthmus.errors import DataError, Refused
 from isthmus.service.reliability import curves_of, save_curves
 from isthmus.service.settings import OPERATOR, Learning, NodeSettings
-from isthmus.service.stores import DocumentStore, Judgement, majority
+from isthmus.service.stores import DocumentStore, Judgement, majority, naming
 from isthmus.tables import replacing
 
 FOLDS = (8, 4, 2)
@@ -124,6 +124,20 @@ class JudgedQueries:
             save_curves(curves_of(self._silo, judgements), self.curves_file)
         self._keep(new)
         return new
+
+    def forget(self, documents: Iterable[str], subject: str) -> bool:
+        """Take documents, and queries that name a subject, out of the set; whether any was in it."""
+        gone, names = set(documents), naming(subject) if subject else None
+        grades: dict[str, dict[str, bool]] = {}
+        for query, graded in self.current.grades.items():
+            rest = {document: right for document, right in graded.items() if document not in gone}
+            if rest and not (names and names.search(query)):
+                grades[query] = rest
+        if grades == self.current.grades:
+            return False
+        voters = {query: self.current.voters[query] for query in grades}
+        self._keep(replace(self.current, grades=grades, voters=voters))
+        return True
 
     def _exposed(self, differing: Mapping[str, set[Voter]]) -> list[str]:
         """Queries that differ by too few judgements of others to hide these from a person or a peer."""

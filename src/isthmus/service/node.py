@@ -10,7 +10,9 @@ loaded; a search uses what was there when it began.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import math
 import os
 import re
 import threading
@@ -37,6 +39,7 @@ from isthmus.errors import (
     Refused,
     ServiceError,
 )
+from isthmus.files import write_private
 from isthmus.learning import SearchModel
 from isthmus.private import SiloFolder, family_of
 from isthmus.private.ledger import Ahead, Budget, Ledger, lost
@@ -91,6 +94,9 @@ RELOADED = ("sources", "forget_sources", "reading")
 """The settings that a running node reads again."""
 READABLE = 10.0
 """Seconds that a change waits to be searchable before it is answered anyway."""
+OUTDATED = "outdated.json"
+"""Versions of models that were learned with what was erased since."""
+DAY = 86_400.0
 LATER = ("documents.db", "index", "feedback.key")
 """What a node's folder has only after it has a ledger."""
 
@@ -209,6 +215,9 @@ class Node:
         self._sketched: int | None = None
         self._counts = CountReleases(settings, self.ledger, self.index)
         self.releases = Releases(settings, self.ledger, self.index, self.family)
+        self.chores: list[Callable[[], object]] = []
+        """What is done after the sources were read at the start, and once a day."""
+        self._did_chores = -math.inf
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for name, work in (("indexer", self._run), ("encoder", self._encode))
@@ -287,6 +296,7 @@ class Node:
                 self._sketch()
                 self._load_new_models()
                 self._ahead.settle(older=SETTLED)
+                self._do_chores()
                 self.problem = ""
             except BaseException as error:  # whatever it is, tantivy panicking too: the node goes on
                 self.problem = type(error).__name__
@@ -327,6 +337,16 @@ class Node:
             else:
                 _log.exception("encoding failed and will be tried again")
             return False
+
+    def _do_chores(self) -> None:
+        if time.monotonic() < self._did_chores + DAY:
+            return
+        self._did_chores = time.monotonic()
+        for chore in self.chores:
+            try:
+                chore()
+            except Exception:
+                _log.exception("a daily chore failed; it is tried again tomorrow")
 
     def reload(self) -> list[DataError]:
         """Read the settings' sources again, then the sources; a ConfigError leaves all as it was."""
@@ -419,6 +439,10 @@ class Node:
 
     def put(self, drafts: Sequence[Draft]) -> Counts:
         """Add or change documents; they can be found when this returns, unless indexing is far behind."""
+        erased = self.store.blocked()
+        if any(erased.subject(draft.subject) for draft in drafts):
+            cure = "isthmus documents readmit --subject lets its documents come back"
+            raise DataError("a document is about a subject that was erased", cure=cure)
         done = self.store.put(in_languages(drafts), source=OPERATOR)
         self._await_indexed()
         return done
@@ -652,10 +676,47 @@ class Node:
             raise ProtocolError("a model whose version is no name that answers can have")
         snapshot = self.index.snapshot
         check_scores(snapshot, self._some_text(snapshot), ModelScorer(model))
+        is_outdated = ModelScorer(model).version in self._outdated
+        if is_outdated and self.settings.erased_models == "withdraw":
+            raise Refused("this model was learned with judgements that were erased since: learn again")
         self.learner.finish(peer)
         with self._sharing:
             model.save(self._model_file)
             self._use(model)
+            if not is_outdated:
+                (self.settings.folder / OUTDATED).unlink(missing_ok=True)
+
+    @property
+    def _outdated(self) -> list[str]:
+        """Versions of models that were learned with judgements of documents that were erased since."""
+        file = self.settings.folder / OUTDATED
+        return list(json.loads(file.read_bytes())) if file.exists() else []
+
+    def outdate_models(self) -> list[str]:
+        """Documents that models were learned with are gone: what becomes of each.
+
+        One of this silo's own judgements is learned anew at once. One that was learned with others is marked
+        until another one comes; or, where the settings say `withdraw`, dropped and not taken again.
+        """
+        lines, own = list[str](), self._own_file.exists()
+        if self._model_file.exists() and self.model_version:
+            version, is_withdrawn = self.model_version, self.settings.erased_models == "withdraw"
+            write_private(
+                self.settings.folder / OUTDATED, json.dumps(sorted({*self._outdated, version})).encode()
+            )
+            done = "not used any more" if is_withdrawn else "used until the silos learn again"
+            lines.append(f"{version}, learned with other silos: {done}")
+            if is_withdrawn:
+                self.drop_model()
+        if own:
+            self._own_file.unlink(missing_ok=True)
+            try:
+                self.calibrate_alone()
+                lines.append("the calibration by this silo's own judgements: learned anew")
+            except IsthmusError as error:
+                self._use(self._restored_model())
+                lines.append(f"the calibration by this silo's own judgements: dropped ({error})")
+        return lines
 
     def drop_model(self) -> None:
         """Search without what was learned with others."""
@@ -728,6 +789,7 @@ class Node:
             departures=[wire.Departure(**row) for row in summary["departures"]],
             peers=list(self._peers()),
             last_training=None if trained is None else wire.moment(trained),
+            outdated_model=self.model_version in self._outdated,
         )
 
     def _peers(self) -> Iterator[wire.PeerBudget]:

@@ -458,7 +458,7 @@ class NodeApi:
         """Remove all that is known of documents; a receipt."""
         self._allowed(request, "operate")
         try:
-            return _json(await self._apart(erase, self.node, body.ids))
+            return _json(await self._apart(erase, self.node, body.ids, subject=body.subject))
         except DataError as error:
             raise HttpProblem(404, str(error)) from None
 

@@ -13,11 +13,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from isthmus.errors import ConfigError, ServiceError, check_extra
+from isthmus.errors import ConfigError, IsthmusError, ServiceError, check_extra
 from isthmus.service import wire
 from isthmus.service.connections import Server, listen_problem, server
 from isthmus.service.logs import end_with_stdin, log_to_stderr
@@ -58,13 +59,21 @@ def run_node(
     if settings.training is not None:
         check_extra("train", "[training]", "flwr")
     _check_free(settings.host, settings.port)
-    from isthmus.service.erasure import erase
+    from isthmus.service.erasure import carry_on, erase
     from isthmus.service.node import Node, folder_lock
     from isthmus.service.node_api import node_app
+    from isthmus.service.retention import apply_retention
 
     with ExitStack() as stack:
         stack.enter_context(folder_lock(settings.folder))
-        node = stack.enter_context(Node(settings, reread=reread))
+        node = Node(settings, reread=reread)
+        stack.push(node.__exit__)
+        try:
+            carry_on(node)
+        except IsthmusError as error:
+            _log.error("what was being erased is not finished, and is tried again tomorrow: %s", error)
+        node.chores += [partial(carry_on, node), partial(apply_retention, node)]
+        node.__enter__()
         _warn_of_endings(settings.keys)
         for number in (signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, lambda number, frame: node.read_again())
@@ -72,7 +81,12 @@ def run_node(
             stack.enter_context(training(settings, settings.training))
         tasks: dict[str, Task] = {
             "reload": lambda command: node.reloaded(),
-            "erase": lambda command: erase(node, [str(id) for id in command["ids"]]),
+            "erase": lambda command: erase(
+                node, [str(id) for id in command["ids"]], subject=str(command.get("subject", ""))
+            ),
+            "retention": lambda command: apply_retention(
+                node, dry_run=bool(command["dry_run"]), confirmed=bool(command["confirmed"])
+            ),
         }
         stack.enter_context(operated(settings.folder, tasks))
         serving = server(

@@ -284,6 +284,11 @@ class Source:
     """Who may see some of them; the first whose path fits comes before `allow`."""
     subject_noun: str = ""
     """What a subject of its documents is called: patient, customer."""
+    keep_days: int | None = None
+    """How long its documents are stored, from their date or, without one, their arrival; then erased."""
+    keep_by: Literal["date", "arrival"] = "date"
+    keep_judgements_days: int | None = None
+    """How long judgements of its documents are stored."""
 
     def __post_init__(self) -> None:
         if self.language != "auto":
@@ -301,6 +306,9 @@ class Source:
             len(self.subject_noun) <= 40 and self.subject_noun.isprintable(),
             "subject_noun must be a noun of at most 40 letters, say patient",
         )
+        for key in ("keep_days", "keep_judgements_days"):
+            days = getattr(self, key)
+            require(days is None or 1 <= days <= 100_000, f"{key} = {days} must lie in 1..100000")
         require(self.kind != "sql" or (self.url and self.query), "a source of kind sql needs url and query")
         require(self.kind == "sql" or self.path is not None, f"a source of kind {self.kind} needs a path")
 
@@ -500,6 +508,9 @@ class NodeSettings:
     """Whose budget it is where documents have a subject: theirs together, or each document's own."""
     per_subject: int = 3
     """Documents of one subject that a release of statistics counts; its ε counts so many times for them."""
+    erased_models: Literal["relearn", "withdraw"] = "relearn"
+    """What becomes of a model that was learned with judgements of erased documents: it is marked until
+    another is learned, or not used any more from that moment on."""
     limits: RequestLimits = field(default_factory=lambda: PEER_LIMITS)
     training: SiloTraining | None = None
     log_queries: bool = False

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -204,6 +204,15 @@ class SiloLearner:
         with self._lock:
             self.judged.refresh()
         return self.judged.curves_file
+
+    def forget(self, documents: Sequence[str], subject: str) -> bool:
+        """Take documents and queries that name a subject out of the set of judgements; whether any was in it.
+
+        Erasing comes before hiding: whoever asks before and after may see the difference.
+        """
+        with self._lock:
+            self._session = None
+            return self.judged.forget(documents, subject)
 
     def finish(self, peer: str) -> None:
         """End the session of a peer that has brought a model, unless it asked just now: a model from before

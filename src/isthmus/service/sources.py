@@ -201,7 +201,7 @@ def load(
 
     def own() -> Iterator[Draft]:
         for draft in in_languages(_placed(each(), source, store, others, note), source.language):
-            if is_erased(draft.id):
+            if is_erased(draft.id) or is_erased.subject(draft.subject):
                 report.erased += 1
                 continue
             placed.add(draft.id)

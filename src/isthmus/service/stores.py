@@ -13,6 +13,7 @@ import re
 import secrets
 import sqlite3
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,10 @@ _USUAL = re.compile(
 """Extensions of files, wherever they stand."""
 APPLICATION = 0x49534E44  # "ISND", in the header of a SQLite file
 BATCH = 500
+SUBJECT = "\0subject\0"
+"""Stands before a subject where digests of it are made: no document's id has such signs."""
+LEAST_NAME = 6
+"""Letters of an id that is looked for in what people wrote: shorter ones are words of their own."""
 READ = 1_000
 """Documents that are read at once where all are."""
 
@@ -126,7 +131,7 @@ class StoredRequest:
 
 @dataclass(frozen=True)
 class Erased:
-    """Documents that were erased, by digests of their ids."""
+    """Documents and subjects that were erased, by digests of their ids."""
 
     digests: frozenset[str]
     digest_of: Callable[[str], str]
@@ -136,6 +141,10 @@ class Erased:
 
     def __call__(self, id: str) -> bool:
         return bool(self.digests) and self.digest_of(id) in self.digests
+
+    def subject(self, subject: str) -> bool:
+        """Whether a subject was erased, with all documents that are or will be about it."""
+        return bool(subject) and self(f"{SUBJECT}{subject}")
 
 
 _REQUEST = "number, document, peer, person, name, query, reason, at, state, word, answered"
@@ -164,6 +173,11 @@ def type_of(id: str) -> str:
     extension = _EXTENSION.search(id)
     type = "" if extension is None else extension[1].lower()
     return type if "/" in id or _USUAL.fullmatch(type) else ""
+
+
+def naming(name: str) -> re.Pattern[str]:
+    """Finds a name that stands for itself, not as a part of another."""
+    return re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
 
 
 def migrations_of(database: str) -> tuple[tuple[str, ...], ...]:
@@ -303,12 +317,14 @@ class DocumentStore(ABC):
     def _write(self, db: Any, drafts: Sequence[Draft], digests: Mapping[str, bytes], source: str) -> None:
         if not drafts:
             return
-        first = self._reserve(db, len(drafts))
+        first, now = self._reserve(db, len(drafts)), time.time()
         self._many(
             db,
             """INSERT INTO document
-                (id, source, title, body, language, type, date, allow, subject, digest, change, removed)
-            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET
+                (id, source, title, body, language, type, date, allow, subject, arrived, digest, change,
+                removed)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET
+                arrived = coalesce(document.arrived, excluded.arrived),
                 source = excluded.source, title = excluded.title, body = excluded.body,
                 language = excluded.language, type = excluded.type, date = excluded.date,
                 allow = excluded.allow, subject = excluded.subject,
@@ -324,6 +340,7 @@ class DocumentStore(ABC):
                     each.modified if each.date is None else each.date,
                     "\n".join(map(_storable, each.allow)),
                     _storable(each.subject),
+                    now,
                     digests[each.id],
                     change,
                 )
@@ -345,8 +362,8 @@ class DocumentStore(ABC):
                 first = self._reserve(db, len(known))
                 self._many(
                     db,
-                    """UPDATE document SET title = '', body = '', type = '', date = NULL, allow = '',
-                        subject = '', digest = ?, change = ?, removed = 1
+                    """UPDATE document SET title = '', body = '', type = '', date = NULL, arrived = NULL,
+                        allow = '', digest = ?, change = ?, removed = 1
                     WHERE id = ?""",
                     [(b"", first + at, id) for at, id in enumerate(known)],
                 )
@@ -355,26 +372,89 @@ class DocumentStore(ABC):
             self._forget()
         return gone
 
-    def erase(self, ids: Sequence[str]) -> dict[str, int]:
+    def erase(self, ids: Sequence[str], subject: str = "") -> dict[str, int]:
         """Remove all that is known of documents, judgements and requests included; how many there were.
 
         Nothing remains of their ids but keyed digests, by which `erased` knows them. An index has to know
-        that they are removed, first.
+        that they are removed, first. With the `subject` goes what people wrote that names it.
         """
         counts = Counter[str](documents=0, judgements=0, requests=0)
         for batch in _batches(ids):
             with self._transaction(writing=True) as db:
                 stones = [(f"erased-{secrets.token_hex(16)}", id) for id in batch]
-                self._many(db, "UPDATE document SET id = ?, source = '' WHERE id = ? AND removed = 1", stones)
+                self._many(
+                    db,
+                    "UPDATE document SET id = ?, source = '', subject = '' WHERE id = ? AND removed = 1",
+                    stones,
+                )
                 for table in ("judgement", "request"):
                     gone = self._among(db, f"SELECT document FROM {table} WHERE document IN", batch)
                     counts[f"{table}s"] += len(gone)
                     self._among(db, f"DELETE FROM {table} WHERE document IN", batch)
+        if len(subject) >= LEAST_NAME:
+            for table, columns in (("judgement", ("query",)), ("request", ("query", "reason", "word"))):
+                counts[f"{table}s"] += self._erase_naming(table, columns, subject)
         self._forget()
         return dict(counts)
 
+    def _erase_naming(self, table: str, columns: Sequence[str], name: str) -> int:
+        """Remove rows with a text that names somebody; how many there were."""
+        gone, names = 0, naming(name)
+        with self._transaction(writing=True) as db:
+            for column in columns:
+                texts = [text for (text,) in self._rows(db, f"SELECT DISTINCT {column} FROM {table}")]
+                for batch in _batches(text for text in texts if names.search(text)):
+                    gone += len(self._among(db, f"SELECT 1 FROM {table} WHERE {column} IN", batch))
+                    self._among(db, f"DELETE FROM {table} WHERE {column} IN", batch)
+        return gone
+
+    def of_subject(self, subject: str) -> list[str]:
+        """The ids of all documents about a subject, those that were removed included."""
+        with self._transaction() as db:
+            rows = self._rows(db, "SELECT id FROM document WHERE subject = ? ORDER BY id", (subject,))
+        return [id for (id,) in rows]
+
+    def mentioning(self, name: str) -> int:
+        """How many documents have a name in their title or text."""
+        pattern = _having(name)
+        sql = """SELECT count(*) FROM document
+            WHERE removed = 0 AND (title LIKE ? ESCAPE '!' OR body LIKE ? ESCAPE '!')"""
+        with self._transaction() as db:
+            ((count,),) = self._rows(db, sql, (pattern, pattern))
+        return int(count)
+
+    def expired(self, source: str, *, before: float, arrival: bool) -> list[str]:
+        """The documents of a source with a date, or that arrived, before a time; those without a date by
+        their arrival."""
+        moment = "arrived" if arrival else "coalesce(date, arrived)"
+        sql = f"SELECT id FROM document WHERE removed = 0 AND source = ? AND {moment} < ? ORDER BY id"
+        with self._transaction() as db:
+            return [id for (id,) in self._rows(db, sql, (source, before))]
+
+    def settle_arrivals(self, now: float) -> None:
+        """Let documents that the release before has stored have arrived now."""
+        with self._transaction(writing=True) as db:
+            self._rows(db, "UPDATE document SET arrived = ? WHERE arrived IS NULL AND removed = 0", (now,))
+
+    def expired_judgements(self, source: str, *, before: float, forget: bool = False) -> int:
+        """How many judgements of documents of a source are older than a time; they go if `forget`."""
+        old = "FROM judgement WHERE at < ? AND document IN (SELECT id FROM document WHERE source = ?)"
+        with self._transaction(writing=forget) as db:
+            ((count,),) = self._rows(db, f"SELECT count(*) {old}", (before, source))
+            if forget and count:
+                self._rows(db, f"DELETE {old}", (before, source))
+        if forget and count:
+            self._forget()
+        return int(count)
+
+    def count_judgements(self) -> int:
+        """How many judgements there are."""
+        with self._transaction() as db:
+            ((count,),) = self._rows(db, "SELECT count(*) FROM judgement")
+        return int(count)
+
     def block(self, ids: Iterable[str], *, at: float) -> None:
-        """Let no source bring these documents back."""
+        """Let no source bring these documents back; `SUBJECT` before it is a subject."""
         sql = "INSERT INTO erased (digest, at) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING"
         with self._transaction(writing=True) as db:
             self._many(db, sql, [(self.digest_of(id), at) for id in ids])
@@ -384,6 +464,13 @@ class DocumentStore(ABC):
         digests = [self.digest_of(id) for id in ids]
         with self._transaction(writing=True) as db:
             return len(self._among(db, "DELETE FROM erased WHERE digest IN", digests, returning="digest"))
+
+    def readmit_subject(self, subject: str) -> int:
+        """Let sources bring the documents of an erased subject again; how many entries there were."""
+        digest = self.digest_of(f"{SUBJECT}{subject}")
+        together = "DELETE FROM erased WHERE at IN (SELECT at FROM erased WHERE digest = ?) RETURNING digest"
+        with self._transaction(writing=True) as db:
+            return len(self._rows(db, together, (digest,)))
 
     def blocked(self) -> Erased:
         """Whether a document was erased, by its id."""
@@ -410,8 +497,7 @@ class DocumentStore(ABC):
             values.append(source)
         for word in words.lower().split():
             conditions.append("(lower(id) LIKE ? ESCAPE '!' OR lower(title) LIKE ? ESCAPE '!')")
-            pattern = re.sub("[!%_]", r"!\g<0>", word)
-            values += [f"%{pattern}%"] * 2
+            values += [_having(word)] * 2
         where = " AND ".join(conditions)
         columns = "id, title, source, language, allow, subject"
         sql = f"SELECT {columns} FROM document WHERE {where} ORDER BY id LIMIT ?"
@@ -604,6 +690,12 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
     rest = iter(items)
     while batch := list(islice(rest, BATCH)):
         yield batch
+
+
+def _having(text: str) -> str:
+    """A pattern of LIKE for what has a text in it."""
+    escaped = re.sub("[!%_]", r"!\g<0>", text)
+    return f"%{escaped}%"
 
 
 def _lines(text: str) -> tuple[str, ...]:

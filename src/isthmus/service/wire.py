@@ -874,9 +874,10 @@ class SourceState(ResponseModel):
 
 
 class Erase(RequestModel):
-    """Documents to erase."""
+    """Documents to erase, by their ids or by whom they are about."""
 
-    ids: Annotated[list[DocumentId], Field(min_length=1, max_length=10_000)]
+    ids: Annotated[list[DocumentId], Field(max_length=10_000)] = []
+    subject: Annotated[str, Field(max_length=300)] = ""
 
 
 class ErasedDocument(ResponseModel):
@@ -896,15 +897,45 @@ class ErasureReceipt(ResponseModel):
 
     silo: Name
     at: Text
+    why: Text = ""
+    subject: Text = ""
     documents: list[ErasedDocument]
     judgements: Count = 0
     requests: Count = 0
     rewritten: list[Text]
     """What was written anew without them."""
+    exports: list[Text] = []
+    """Files outside the node's folder that were written anew."""
+    relearn: list[Text] = []
+    """Models that were learned with them, and what becomes of each."""
     remains: list[Text]
     """What is still known of them here."""
     not_undone: list[Text]
     """What has left before."""
+
+
+class SourceRetention(ResponseModel):
+    """How long documents and judgements of a source are stored, and how many are older."""
+
+    source: Text
+    keep_days: Count | None = None
+    keep_judgements_days: Count | None = None
+    documents: Count = 0
+    judgements: Count = 0
+
+
+class RetentionReport(ResponseModel):
+    """What a silo's rules of retention erased, or would erase."""
+
+    silo: Name
+    at: Text
+    sources: list[SourceRetention] = []
+    ids: list[DocumentId] = []
+    """The first of the documents."""
+    waits: Text = ""
+    """Why nothing is erased until the operator confirms it."""
+    done: bool = False
+    receipt: ErasureReceipt | None = None
 
 
 class SourceStates(ResponseModel):
@@ -997,6 +1028,8 @@ class SiloRelease(ResponseModel):
     departures: Annotated[list[Departure], Field(fail_fast=True, max_length=MOST_ROWS)] = []
     peers: Annotated[list[PeerBudget], Field(fail_fast=True, max_length=MOST_ROWS)] = []
     last_training: Text | None = None
+    outdated_model: bool = False
+    """Whether its model was learned with judgements of documents that were erased since."""
 
 
 class SiloState(ResponseModel):

@@ -200,14 +200,15 @@ class Ledger:
                     known[row] = accounts.enter(db, documents[row], texts[row], nonce)
         return Covered(tuple(documents), tuple(name or "" for name in known))
 
-    def erase(self, documents: Iterable[str]) -> int:
-        """Forget documents' names and digests; how many it knew.
+    def erase(self, documents: Iterable[str], *, why: str = "") -> int:
+        """Forget documents' names and digests; how many it knew. `why` stands in the chain of entries.
 
         Keyed digests take their place, so that one that comes back has the budget it had and no new one. What
         left stays in the ledger. The file is written anew, and nothing of them is left in it.
         """
         with self._store.writing() as db:
             known = erasing.erase(db, documents, self._entropy(erasing.KEY_BYTES))
+            chain.link(db, {"erased": known, "why": why, "at": self._clock()})
         self._paid.clear()
         self._store.rewrite()
         return known

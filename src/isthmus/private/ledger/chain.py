@@ -4,8 +4,9 @@
 
 What is done: something leaves (all of its departure, and a digest of the versions that were charged), fewer
 items left than were written ahead, it is stated whose documents are (a digest of all that is), the budget
-changes, a loss is declared, the audit log is anchored. The chain has no key: whoever can write the file can
-build it anew. So the audit log, which has one, keeps heads of it, and `check` compares.
+changes, documents are erased, a loss is declared, the audit log is anchored. The chain has no key: whoever
+can write the file can build it anew. So the audit log, which has one, keeps heads of it, and `check`
+compares.
 """
 
 from __future__ import annotations

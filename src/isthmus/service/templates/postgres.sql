@@ -79,3 +79,7 @@ ALTER TABLE document ADD COLUMN subject TEXT NOT NULL DEFAULT ''
 CREATE INDEX document_allow ON document (allow, language) WHERE removed = 0
 
 CREATE INDEX document_subject ON document (subject) WHERE subject <> ''
+
+-- step 10
+-- when a document came, where it was not there before (Unix time)
+ALTER TABLE document ADD COLUMN arrived DOUBLE PRECISION
