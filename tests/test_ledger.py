@@ -423,7 +423,7 @@ def test_the_audit_finds_what_was_changed_by_hand(ledger: Ledger, path: Path) ->
             " FROM departure WHERE id = 3",
             "departure 9 .* no entry",
         ),
-        ("DELETE FROM link WHERE number > 4; DELETE FROM departure WHERE id > 3", "ends with entry 4, .* 6"),
+        ("DELETE FROM link WHERE number > 4; DELETE FROM departure WHERE id > 3", "ends with entry 4, .* 7"),
         ("UPDATE setting SET value = 'x' WHERE name = 'nothing'", ""),
     ],
 )
@@ -436,12 +436,12 @@ def test_the_first_entry_that_was_changed_is_named(
     ledger.lower({ahead: 10})
     ledger.erase(["a"])
     name, number, hash = ledger.anchor("audit", 17, "ab" * 32)
-    assert (name, number) == (ledger.name, 6)
+    assert (name, number) == (ledger.name, 7)
     assert ledger.anchors("audit") == {17: "ab" * 32}
     with sqlite3.connect(path) as other:
         other.executescript(tampering)
     if not named:
-        assert ledger.audit({number: hash}) == 6
+        assert ledger.audit({number: hash}) == 7
         return
     with pytest.raises(DataError, match=named):
         ledger.audit({number: hash})
