@@ -21,7 +21,7 @@ import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote_plus, urlencode, urlsplit
 
 import httpx
 import jwt
@@ -75,18 +75,18 @@ class Provider:
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         challenge = urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
         address = await self._endpoint("authorization_endpoint")
-        query = {
-            "response_type": "code",
-            "client_id": self.settings.client_id,
-            "redirect_uri": self.settings.redirect,
-            "scope": self.settings.scope,
-            "state": state,
-            "nonce": nonce,
-            "code_challenge": challenge,
-            "code_challenge_method": "S256",
-        }
-        pending = self._seal.encrypt(json.dumps([state, nonce, verifier]).encode()).decode()
-        return f"{address}{'&' if '?' in address else '?'}{urlencode(query)}", pending
+        there = _with(
+            address,
+            response_type="code",
+            client_id=self.settings.client_id,
+            redirect_uri=self.settings.redirect,
+            scope=self.settings.scope,
+            state=state,
+            nonce=nonce,
+            code_challenge=challenge,
+            code_challenge_method="S256",
+        )
+        return there, self._seal.encrypt(json.dumps([state, nonce, verifier]).encode()).decode()
 
     async def finish(self, parameters: Mapping[str, str], pending: str) -> Grant:
         """Who came back from the provider with these parameters, in the browser that keeps `pending`."""
@@ -119,8 +119,9 @@ class Provider:
 
     async def end_address(self) -> str | None:
         """Where a person signs out at the provider itself; None if it has no such page."""
-        address = (await self._discovered()).get("end_session_endpoint")
-        return None if address is None else f"{address}?{urlencode({'client_id': self.settings.client_id})}"
+        if (await self._discovered()).get("end_session_endpoint") is None:
+            return None
+        return _with(await self._endpoint("end_session_endpoint"), client_id=self.settings.client_id)
 
     async def _grant(
         self, tokens: Mapping[str, Any], *, nonce: str | None = None, subject: str | None = None
@@ -183,7 +184,7 @@ class Provider:
                 leeway=LEEWAY,
                 options={"require": ["iss", "sub", "aud", "exp", "iat"]},
             )
-        except jwt.PyJWTError as error:
+        except (jwt.PyJWTError, ValueError, TypeError, KeyError) as error:
             raise NotSignedIn("provider", f"its ID token cannot be believed: {error}") from None
         several = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
         if claims.get("azp", None if several else client) != client:
@@ -229,15 +230,12 @@ class Provider:
 
     async def _tokens(self, **form: str) -> dict[str, Any]:
         """The token endpoint's answer, to a client with a secret or, with PKCE alone, without."""
-        usual = ["client_secret_basic"]
-        methods = (await self._discovered()).get("token_endpoint_auth_methods_supported") or usual
+        methods = (await self._discovered()).get("token_endpoint_auth_methods_supported")
         form |= {"client_id": self.settings.client_id}
-        basic = bool(self._secret) and "client_secret_basic" in methods
+        basic = bool(self._secret) and (not isinstance(methods, list) or "client_secret_basic" in methods)
         if self._secret and not basic:
             form |= {"client_secret": self._secret}
-        quoted = [
-            urlencode({"": text})[1:] for text in (self.settings.client_id, self._secret)
-        ]  # RFC 6749 2.3.1
+        quoted = map(quote_plus, (self.settings.client_id, self._secret))  # RFC 6749, 2.3.1
         auth = httpx.BasicAuth(*quoted) if basic else None
         place = await self._endpoint("token_endpoint")
         return await self._ask("POST", place, refusal="denied", data=form, auth=auth)
@@ -284,6 +282,10 @@ class Provider:
             reason: Reason = refusal if 400 <= reply.status_code < 500 else "provider"
             raise NotSignedIn(reason, f"{self.host} answers with status {reply.status_code}{named}")
         return document
+
+
+def _with(address: str, **query: str) -> str:
+    return f"{address}{'&' if '?' in address else '?'}{urlencode(query)}"
 
 
 def _at(claims: Mapping[str, Any], path: str) -> Any:

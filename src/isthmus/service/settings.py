@@ -846,7 +846,10 @@ def _moved(value: Any, root: Path) -> Any:
 
 def is_safe_address(url: str) -> bool:
     """Whether an address is of https, or of this machine's loopback."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
     return bool(parts.hostname) and (parts.scheme == "https" or (parts.scheme == "http" and _is_here(url)))
 
 
