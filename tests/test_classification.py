@@ -284,7 +284,7 @@ def test_an_answer_without_text_and_a_file_without_descriptions_are_errors(tmp_p
 @pytest.mark.parametrize(
     ("name", "body", "told"),
     [
-        ("new.csv", "id,text\n3,refund\n1,locked\n1,card\n", "the id 1 stands twice"),
+        ("new.csv", "id,text\n3,refund\n1,locked\n1,card\n", "the id '1' stands twice"),
         ("new.jsonl", '{"id": "a", "text": "x"}\n{"id": "b", "body": "y"}\n', "row 2 has no text"),
         ("new.jsonl", '{"id": "a", "text": "x"}\n{"id": "b", "text": null}\n', "row 2 has no text"),
     ],

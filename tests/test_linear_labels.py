@@ -7,10 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.sparse import csr_array, random_array
+from scipy.sparse import csr_array, vstack
 from sklearn.svm import LinearSVC
 
-from isthmus.classification import FittedLinear, SparseLinear, TextRows, linear
+from isthmus.classification import (
+    CandidateTable,
+    FittedLinear,
+    SparseLinear,
+    TextRows,
+    linear,
+    rarity,
+    weighed,
+)
 from isthmus.errors import ConfigError, DataError
 
 TEXTS, TERMS, LABELS = 400, 300, 7
@@ -30,21 +38,68 @@ def data() -> tuple[TextRows, csr_array]:
     return TextRows(csr_array(counts.astype(np.float32))), csr_array(right)
 
 
+def objective(
+    rows: csr_array, signs: np.ndarray, weights: np.ndarray, intercept: float, cost: float
+) -> float:
+    """½(‖w‖² + b²) + C Σ max(0, 1 − y (w·x + b))²."""
+    short = np.maximum(0, 1 - signs * (rows @ weights + intercept))
+    return float(0.5 * (weights @ weights + intercept**2) + cost * (short @ short))
+
+
 @pytest.mark.parametrize("cost", [0.1, 1.0, 10.0])
-@pytest.mark.parametrize("positives", [3, 40, 250])
-def test_the_minimum_is_that_of_liblinear(cost: float, positives: int) -> None:
-    rng = np.random.default_rng(positives)
-    rows = csr_array(random_array((500, 80), density=0.1, rng=rng))
-    signs = np.where(np.arange(500) < positives, 1.0, -1.0)
-    weights, intercept = linear.squared_hinge(rows, signs, cost, tolerance=1e-9)
-    oracle = LinearSVC(C=cost, dual=False, tol=1e-9, max_iter=10_000).fit(rows, signs)
-    assert weights == pytest.approx(oracle.coef_[0], abs=2e-3)
+def test_the_minimum_is_that_of_liblinear_over_all_texts(
+    data: tuple[TextRows, csr_array], cost: float
+) -> None:
+    texts, labels = data
+    fitted = SparseLinear(prune=0.0, cost=cost).fit(texts, labels)
+    rows = weighed(texts, fitted.rarity).astype(float)
+    for label in (1, 4, RARE):
+        signs = np.where(labels[:, [label]].toarray().ravel(), 1.0, -1.0)
+        oracle = LinearSVC(C=cost, dual=False, tol=1e-9, max_iter=10_000).fit(rows, signs)
+        own = fitted.weights[[label]].toarray().ravel()
+        assert own == pytest.approx(oracle.coef_[0], abs=2e-3)
+        value = objective(rows, signs, own, float(fitted.intercepts[label]), cost)
+        assert value <= objective(rows, signs, oracle.coef_[0], float(oracle.intercept_[0]), cost) * (
+            1 + 1e-4
+        )
+
+
+def test_labels_that_a_matcher_lists_are_learned_from_the_texts_it_lists_them_for(
+    data: tuple[TextRows, csr_array], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    texts, labels = data
+    whole = SparseLinear().fit(texts, labels)
+    monkeypatch.setattr(linear, "MOST_WORK", 0)
+    monkeypatch.setattr(linear, "HEAD", 6)
+    fitted = SparseLinear(match=3).fit(texts, labels)
+    assert fitted.always.tolist() == [True, True, *[False] * 5], "more than a text in six"
+    assert np.diff(csr_array(fitted.matcher.T).indptr)[[0, 1, 6]].tolist() == [0, 0, 0]
+    few = fitted.candidates(texts, LABELS)
+    assert np.diff(few.indptr).max() == 5, "two always, and three that are listed"
+    table, right = CandidateTable.rows_of(few), labels.toarray()
+    hits = table.hits(labels)
+    assert hits.sum() > 0.95 * right.sum(), "nearly all right labels are among them"
+    first, exact = (
+        np.mean([right[row, each[[row]].indices[0]] for row in range(TEXTS) if right[row].any()])
+        for each in (fitted.candidates(texts, 1), whole.candidates(texts, 1))
+    )
+    assert first > exact - 0.02
+    fitted.save(tmp_path)
+    assert np.array_equal(
+        FittedLinear.load(tmp_path).candidates(texts, 3).toarray(), fitted.candidates(texts, 3).toarray()
+    )
+    everything = SparseLinear(match=None).fit(texts, labels)
+    assert np.array_equal(everything.weights.toarray(), whole.weights.toarray())
+
+
+def test_texts_that_are_not_looked_at_count_as_texts_without_words(data: tuple[TextRows, csr_array]) -> None:
+    rows = linear._narrow(weighed(data[0], rarity(data[0])))[:50]
+    signs = np.where(np.arange(50) < 8, 1.0, -1.0)
+    terms, weights, intercept = linear._liblinear(rows, signs, 1.0, 300)
+    whole = vstack([rows, csr_array((300, TERMS))], format="csr")
+    oracle = LinearSVC(dual=False, tol=1e-9, max_iter=10_000).fit(whole, np.append(signs, np.full(300, -1.0)))
+    assert weights == pytest.approx(oracle.coef_[0][terms], abs=2e-3)
     assert intercept == pytest.approx(float(oracle.intercept_[0]), abs=2e-3)
-    margins = signs * (rows @ weights + intercept)
-    value = 0.5 * (weights @ weights + intercept**2) + cost * (np.maximum(0, 1 - margins) ** 2).sum()
-    theirs = signs * oracle.decision_function(rows)
-    least = 0.5 * (oracle.coef_[0] @ oracle.coef_[0] + float(oracle.intercept_[0]) ** 2)
-    assert value <= (least + cost * (np.maximum(0, 1 - theirs) ** 2).sum()) * (1 + 1e-5)
 
 
 def test_candidates_are_the_best_scores(data: tuple[TextRows, csr_array]) -> None:
@@ -61,16 +116,6 @@ def test_candidates_are_the_best_scores(data: tuple[TextRows, csr_array]) -> Non
     first = np.argmax(dense[:, :-1], axis=1)
     labelled = right.any(axis=1)
     assert right[np.arange(TEXTS), first][labelled].mean() > 0.95
-
-
-def test_many_texts_are_learned_as_few_are(
-    data: tuple[TextRows, csr_array], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few = SparseLinear().fit(*data)
-    monkeypatch.setattr(linear, "FEW_TEXTS", 0)
-    many = SparseLinear(tolerance=1e-6).fit(*data)
-    assert many.weights.toarray() == pytest.approx(few.weights.toarray(), abs=0.011)  # one may be dropped
-    assert many.intercepts == pytest.approx(few.intercepts, abs=1e-3)
 
 
 def test_small_weights_are_dropped(data: tuple[TextRows, csr_array]) -> None:
@@ -90,11 +135,11 @@ def test_blocks_of_a_fit_that_ended_are_not_learned_again(
     learned: list[int] = []
     solve = linear._liblinear
 
-    def count(rows: csr_array, signs: np.ndarray, cost: float) -> object:
+    def count(rows: csr_array, signs: np.ndarray, cost: float, others: int) -> object:
         learned.append(int((signs > 0).sum()))
         if len(learned) == 5:
             raise KeyboardInterrupt
-        return solve(rows, signs, cost)
+        return solve(rows, signs, cost, others)
 
     monkeypatch.setattr(linear, "_liblinear", count)
     with pytest.raises(KeyboardInterrupt):

@@ -19,6 +19,7 @@ from isthmus.classification import (
     Bands,
     CandidateTable,
     LabelBm25,
+    LabelFusion,
     LabelledTexts,
     LabelVectors,
     MultiLabelClassifier,
@@ -28,6 +29,7 @@ from isthmus.classification import (
     TextClassifier,
     TextSpace,
     best_per_row,
+    cross_fitted,
     describe,
     from_lists,
     label_counts,
@@ -391,3 +393,49 @@ def test_the_papers_preset_has_two_rankers_and_splits_head_and_tail() -> None:
         MultiLabelClassifier(preset="nope").fit(labelled(30, 4))
     with pytest.raises(DataError, match="a text has several labels"):
         TextClassifier().fit(labelled(30, 4))
+
+
+def judged_table(texts: int = 200) -> tuple[CandidateTable, Sparse]:
+    """Ranker 0 has the right label first of eight; ranker 1 always a wrong one, then the right one."""
+    rng = np.random.default_rng(4)
+    right = rng.integers(0, 7, texts)
+    sure, misled = rng.random((texts, 8)), rng.random((texts, 8))
+    sure[np.arange(texts), right] += np.where(rng.random(texts) < 0.8, 1.0, 0.0)
+    misled[np.arange(texts), right] += 1
+    misled[:, 7] += 2
+    labels = from_lists([[label] for label in right], 8)
+    return CandidateTable.of([best_per_row(csr_array(scores), 8) for scores in (sure, misled)]), labels
+
+
+def test_what_is_first_by_a_ranker_may_count_against_it() -> None:
+    table, labels = judged_table()
+    hits, parts, bands = table.hits(labels), table.text % 4, np.zeros(len(table), dtype=np.int64)
+    fusion, probabilities = cross_fitted(table, labels, bands, 2, parts)
+    assert hits[table.ranks(probabilities) == 1].mean() > 0.95
+    assert hits[table.ranks(table.scores[0]) == 1].mean() < 0.9
+    assert fusion.weights[2 * 3 + 1] < -1, "first by ranker 1"
+
+
+def test_fusion_is_not_below_its_best_ranker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    table, labels = judged_table()
+    hits, parts, bands = table.hits(labels), table.text % 4, (table.label > 3).astype(np.int64)
+    learn = LabelFusion.fit
+
+    def misled(*arguments: Any) -> LabelFusion:
+        fusion = learn(*arguments)
+        return replace(fusion, weights=-fusion.weights)
+
+    monkeypatch.setattr(LabelFusion, "fit", misled)
+    fusion, probabilities = cross_fitted(table, labels, bands, 2, parts)
+    scores = table.scores[0]
+    assert table.gains(probabilities, labels).mean() == pytest.approx(
+        table.gains(scores, labels).mean(), abs=0.02
+    )
+    said = fusion.probabilities(table, bands)
+    assert (table.ranks(said) == table.ranks(scores)).mean() > 0.99, "ranker 0's order, in all bands"
+    assert abs(probabilities.mean() - hits.mean()) < 0.01
+    fusion.save(tmp_path)
+    assert np.array_equal(LabelFusion.load(tmp_path).probabilities(table, bands), said)
+    unlisted = replace(table, scores=np.where(np.arange(len(table)) % 8 == 3, np.nan, table.scores))
+    low = cross_fitted(unlisted, labels, bands, 2, parts)[1]
+    assert np.isfinite(low).all()

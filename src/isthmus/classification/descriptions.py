@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
+from scipy.sparse import csr_array
 
-from isthmus.arrays import FloatArray
-from isthmus.classification.sparse import label_counts
+from isthmus.classification.sparse import Sparse, label_counts
 from isthmus.classification.texts import LabelledTexts
 from isthmus.encoders import Chat
 from isthmus.errors import DataError
@@ -66,11 +66,11 @@ def describe(
     """Known descriptions as they are, and new ones of all other labels."""
     if not data.texts:
         raise DataError("rows of features say nothing in words", cure="describe labels of texts")
-    weights = _own_words(data)
+    words = _OwnWords.of(data)
     make: Callable[[int], LabelDescription] = (
-        (lambda label: LabelDescription(_excerpt(data, weights, label), EXTRACTIVE))
+        (lambda label: LabelDescription(_excerpt(data, words, label), EXTRACTIVE))
         if chat is None
-        else (lambda label: LabelDescription(chat.complete(_prompt(data, weights, label)), chat.url))
+        else (lambda label: LabelDescription(chat.complete(_prompt(data, words, label)), chat.url))
     )
     result = dict(known or {})
     new = [at for at, name in enumerate(data.names) if name not in result]
@@ -104,37 +104,51 @@ def read_descriptions(path: str | PathLike[str]) -> dict[str, LabelDescription]:
         raise DataError(f"no descriptions of labels: {error}", file=path, cure="write label: text") from None
 
 
-def _own_words(data: LabelledTexts) -> FloatArray:
-    """How much more often a label's texts have a word than others': log-odds, labels × words."""
-    tokens = tokenise(data.texts)
-    having = (tokens.counts() > 0).astype(np.float64)
-    inside = np.asarray((data.labels.T.astype(np.float64) @ having).toarray())
-    texts = label_counts(data.labels)[:, None].astype(np.float64)
-    outside = np.asarray(having.sum(axis=0))[None, :] - inside
-    rest = len(data) - texts
-    odds = np.log((inside + 0.5) / (texts - inside + 0.5)) - np.log((outside + 0.5) / (rest - outside + 0.5))
-    return np.asarray(odds * np.sqrt(inside / np.maximum(texts, 1.0)))
+@dataclass(frozen=True, eq=False)
+class _OwnWords:
+    """Which texts have which words, and how much more often a label's texts have a word than others'."""
+
+    words: Sequence[str]
+    having: Sparse
+    """Texts × words, ones."""
+    weights: Sparse
+    """Labels × words: log-odds, times the root of the share of the label's texts with the word."""
+
+    @classmethod
+    def of(cls, data: LabelledTexts) -> _OwnWords:
+        """Count; a word that no text of a label has weighs nothing there."""
+        tokens = tokenise(data.texts)
+        having = (tokens.counts() > 0).astype(np.float64)
+        weights = csr_array(data.labels.T.astype(np.float64) @ having)
+        inside, label = weights.data, np.repeat(np.arange(len(data.names)), np.diff(weights.indptr))
+        texts = label_counts(data.labels)[label].astype(np.float64)
+        outside = np.asarray(having.sum(axis=0))[weights.indices] - inside
+        rest = len(data) - texts
+        odds = np.log((inside + 0.5) / (texts - inside + 0.5))
+        odds -= np.log((outside + 0.5) / (rest - outside + 0.5))
+        weights.data = odds * np.sqrt(inside / texts)
+        return cls(tokens.terms.vocabulary, having, weights)
+
+    def telling(self, data: LabelledTexts, label: int) -> list[int]:
+        """The label's texts, those with the most words of its own first."""
+        own = data.labels[:, [label]].nonzero()[0]
+        counts = self.having[own]
+        scores = (counts @ self.weights[[label]].T).toarray().ravel()
+        scores /= np.sqrt(1.0 + np.asarray(counts.sum(axis=1)).ravel())
+        return list(own[np.argsort(-scores, kind="stable")])
 
 
-def _telling(data: LabelledTexts, weights: FloatArray, label: int) -> list[int]:
-    """The label's texts, those with the most words of its own first."""
-    counts = (tokenise(data.texts).counts() > 0).astype(np.float64)
-    scores = np.asarray(counts @ weights[label]) / np.sqrt(1.0 + np.asarray(counts.sum(axis=1)).ravel())
-    own = data.labels[:, [label]].nonzero()[0]
-    return list(own[np.argsort(-scores[own], kind="stable")])
-
-
-def _excerpt(data: LabelledTexts, weights: FloatArray, label: int) -> str:
+def _excerpt(data: LabelledTexts, own_words: _OwnWords, label: int) -> str:
     """The most characteristic sentences, no two with mostly the same words."""
-    words = tokenise(data.texts).terms.vocabulary
-    weight = dict(zip(words, weights[label].tolist(), strict=True))
-    texts = [data.texts[at] for at in _telling(data, weights, label)[:50]]
+    own = own_words.weights[[label]]
+    weight = {own_words.words[at]: value for at, value in zip(own.indices, own.data.tolist(), strict=True)}
+    texts = [data.texts[at] for at in own_words.telling(data, label)[:50]]
     sentences = list(
         dict.fromkeys(part.strip() for text in texts for part in _BREAK.split(text) if part.strip())
     )
     tokens = tokenise(sentences)
     sets = [set(tokens.words(at)) for at in range(len(sentences))]
-    scores = [sum(weight.get(word, 0.0) for word in own) / (3 + len(own)) for own in sets]
+    scores = [sum(weight.get(word, 0.0) for word in words) / (3 + len(words)) for words in sets]
     chosen: list[int] = []
     for at in np.argsort(-np.array(scores), kind="stable").tolist():
         if all(len(sets[at] & sets[other]) <= len(sets[at]) / 2 for other in chosen):
@@ -144,12 +158,14 @@ def _excerpt(data: LabelledTexts, weights: FloatArray, label: int) -> str:
     return " ".join(sentences[at] for at in chosen)[:CHARACTERS]
 
 
-def _prompt(data: LabelledTexts, weights: FloatArray, label: int) -> str:
+def _prompt(data: LabelledTexts, own_words: _OwnWords, label: int) -> str:
     """Five texts of the label, and one each of the five labels whose words are most like its own."""
-    unit = weights / np.maximum(np.linalg.norm(weights, axis=1, keepdims=True), 1e-12)
-    nearest = [at for at in np.argsort(-(unit @ unit[label])).tolist() if at != label][:SAMPLES]
-    own = [data.texts[at] for at in _telling(data, weights, label)[:SAMPLES]]
-    others = {data.names[at]: _telling(data, weights, at)[:1] for at in nearest}
+    weights = own_words.weights
+    lengths = np.sqrt(np.asarray(weights.power(2).sum(axis=1)).ravel())
+    cosines = (weights @ weights[[label]].T).toarray().ravel() / np.maximum(lengths, 1e-12)
+    nearest = [at for at in np.argsort(-cosines, kind="stable").tolist() if at != label][:SAMPLES]
+    own = [data.texts[at] for at in own_words.telling(data, label)[:SAMPLES]]
+    others = {data.names[at]: own_words.telling(data, at)[:1] for at in nearest}
     contrast = [f"- ({name}) {data.texts[at][:CHARACTERS]}" for name, rows in others.items() for at in rows]
     return PROMPT.format(
         label=data.names[label],

@@ -1,15 +1,17 @@
 """Ranked labels of several rankers as one probability, which holds for rare labels and for common ones.
 
 Every ranker's scores become probabilities by a curve per band of label frequency, shrunk towards the pooled
-one. A logistic model stacks their log-odds with who lists a label, how high, and how frequent it is; a last
-curve per band makes its margin a probability. All of it rests on candidates of texts that the rankers did
-not learn from, and what is reported of those texts is by curves and weights that did not see them either.
+one. A logistic model stacks their log-odds with who lists a label, how high, whether first (which may count
+against it: what is nearest to a page is itself) and how frequent it is; a last curve per band makes its
+margin a probability. All of it rests on candidates of texts that the rankers did not learn from, and what is
+reported of those texts is by curves and weights that did not see them either. Where a ranker's own order has
+a higher nDCG@5 there than the stack's, that order is kept.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,10 @@ from isthmus.errors import DataError
 from isthmus.files import write_whole
 from isthmus.logistic import likelihood_sums, newton_steps, newton_together
 
+FIRST = 5
+"""Labels of a text that rankings and calibration are judged by."""
+FEATURES = 4
+"""Of a label by each ranker."""
 RIDGE = 1.0
 SURE = 1e-6
 LEAST_HITS = 20
@@ -78,6 +84,22 @@ class CandidateTable:
         ends = np.searchsorted(self.text, np.arange(self.shape[0] + 1))
         return csr_array((values.astype(np.float32), self.label.astype(np.int32), ends), shape=self.shape)
 
+    def ranks(self, values: FloatArray) -> IntArray:
+        """The rank of every row among those of its text, from 1; of equal values the lower label first."""
+        order = np.lexsort((self.label, -values, self.text))
+        starts = np.searchsorted(self.text, np.arange(self.shape[0]))
+        ranks = np.empty(len(values), dtype=np.int64)
+        ranks[order] = np.arange(1, len(values) + 1) - starts[self.text[order]]
+        return ranks
+
+    def gains(self, values: FloatArray, labels: Sparse) -> FloatArray:
+        """nDCG@5 of every text."""
+        ranks = self.ranks(values)
+        first = self.hits(labels) & (ranks <= FIRST)
+        gains = np.bincount(self.text[first], 1 / np.log2(ranks[first] + 1), self.shape[0])
+        ideal = np.cumsum(1 / np.log2(np.arange(2, FIRST + 2)))
+        return np.asarray(gains / ideal[np.clip(np.diff(labels.indptr), 1, FIRST) - 1])
+
     def depths(self, values: FloatArray) -> FloatArray:
         """ln(rank) of every row among those of its text that have a value; 0 without one."""
         rows = np.flatnonzero(~np.isnan(values))
@@ -129,9 +151,24 @@ class LabelFusion:
         )[0]
         return cls(count, tuple(curves), weights)
 
+    @classmethod
+    def alone(cls, table: CandidateTable, hits: NDArray[np.bool_], bands: int, ranker: int) -> LabelFusion:
+        """One ranker's order, which no band changes; labels that only others list are as probable as these
+        are on the whole."""
+        scores = table.scores[ranker]
+        listed = ~np.isnan(scores)
+        silent = PerPart(Platt()).fit(np.zeros(len(hits)), hits)
+        curves = [silent] * len(table.scores)
+        curves[ranker] = PerPart(Beta()).fit(scores[listed], hits[listed])
+        weights = np.zeros(FEATURES * len(curves) + bands)
+        weights[ranker] = 1.0
+        rest = hits[~listed].sum() / max((~listed).sum(), 1)
+        weights[len(curves) + ranker] = logit(np.clip(rest, SURE, 0.5))
+        return cls(bands, tuple(curves), weights)
+
     def _design(self, table: CandidateTable, bands: IntArray) -> FloatArray:
-        """A row for every feature: log-odds, who does not list it, ln rank by each ranker; bands; ones."""
-        odds, absent, depth = [], [], []
+        """A row for every feature: by each ranker log-odds, not listed, ln rank, first; bands; ones."""
+        odds, absent, depth, first = [], [], [], []
         for curve, scores in zip(self.curves, table.scores, strict=True):
             listed = ~np.isnan(scores)
             values = np.zeros(len(table))
@@ -141,8 +178,9 @@ class LabelFusion:
             odds.append(values)
             absent.append((~listed).astype(np.float64))
             depth.append(table.depths(scores))
+            first.append((listed & (depth[-1] == 0)).astype(np.float64))
         frequency = [(bands == band).astype(np.float64) for band in range(1, self.bands)]
-        return np.stack([*odds, *absent, *depth, *frequency, np.ones(len(table))])
+        return np.stack([*odds, *absent, *depth, *first, *frequency, np.ones(len(table))])
 
     def margins(self, table: CandidateTable, bands: IntArray) -> FloatArray:
         """The fused log-odds of every row, before the last curve."""
@@ -180,7 +218,7 @@ class LabelFusion:
         return cls(int(about["bands"]), tuple(loaded[:-1]), weights, loaded[-1])
 
 
-def last_curve(margins: FloatArray, hits: NDArray[np.bool_], bands: IntArray) -> PerPart:
+def last_curve(margins: FloatArray, hits: NDArray[np.bool_], bands: IntArray | None) -> PerPart:
     """From fused log-odds, as the probabilities they stand for, to those that hold, per band.
 
     Beta has a line in the log-odds (Platt) as a special case, and bends where the stack is too sure.
@@ -189,20 +227,44 @@ def last_curve(margins: FloatArray, hits: NDArray[np.bool_], bands: IntArray) ->
 
 
 def cross_fitted(
-    table: CandidateTable, hits: NDArray[np.bool_], bands: IntArray, count: int, parts: IntArray
+    table: CandidateTable, labels: Sparse, bands: IntArray, count: int, parts: IntArray
 ) -> tuple[LabelFusion, FloatArray]:
     """The fusion learned from all rows, and every row's probability by one that did not see its text.
 
-    `parts` has the part of every row.
+    `parts` has the part of every row. Where a ranker's own order has a higher nDCG@5, that is kept.
     """
+    hits = table.hits(labels)
+
+    def stack(rows: NDArray[np.bool_]) -> LabelFusion:
+        return LabelFusion.fit(table.take(rows), hits[rows], bands[rows], count)
+
+    fusion, probabilities = _held_out(stack, table, hits, bands, parts)
+    scores = np.where(np.isnan(table.scores), -np.inf, table.scores)
+    gains = [table.gains(each, labels).mean() for each in scores]
+    best = int(np.argmax(gains))
+    if gains[best] <= table.gains(probabilities, labels).mean():
+        return fusion, probabilities
+
+    def alone(rows: NDArray[np.bool_]) -> LabelFusion:
+        return LabelFusion.alone(table.take(rows), hits[rows], count, best)
+
+    return _held_out(alone, table, hits, np.zeros_like(bands), parts)
+
+
+def _held_out(
+    fit: Callable[[NDArray[np.bool_]], LabelFusion],
+    table: CandidateTable,
+    hits: NDArray[np.bool_],
+    bands: IntArray,
+    parts: IntArray,
+) -> tuple[LabelFusion, FloatArray]:
+    """What `fit` learns from all rows, with its last curve, and every row's probability by the rest."""
     margins, probabilities = np.zeros(len(table)), np.zeros(len(table))
     for part in np.unique(parts).tolist():
         inside = parts == part
-        fusion = LabelFusion.fit(table.take(~inside), hits[~inside], bands[~inside], count)
-        margins[inside] = fusion.margins(table.take(inside), bands[inside])
+        margins[inside] = fit(~inside).margins(table.take(inside), bands[inside])
     for part in np.unique(parts).tolist():
         inside = parts == part
         curve = last_curve(margins[~inside], hits[~inside], bands[~inside])
         probabilities[inside] = curve.probabilities(expit(margins[inside]), parts=bands[inside])
-    whole = LabelFusion.fit(table, hits, bands, count)
-    return whole.with_last(margins, hits, bands), probabilities
+    return fit(np.ones(len(table), dtype=bool)).with_last(margins, hits, bands), probabilities

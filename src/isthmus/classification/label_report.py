@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray
-from isthmus.classification.label_fusion import CandidateTable
+from isthmus.classification.label_fusion import FIRST, CandidateTable
 from isthmus.classification.sparse import Sparse
 from isthmus.evaluation import Propensity, ece, sampling_floor
 from isthmus.report import Table
 
 DEPTHS = (1, 5)
-FIRST = 5
-"""Labels of a text that calibration is measured on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,15 +33,6 @@ class LabelReport:
     def record(self) -> dict[str, Any]:
         """For JSON."""
         return {"measures": dict(self.measures), "bands": list(self.by_band)}
-
-
-def ranks_of(table: CandidateTable, values: FloatArray) -> IntArray:
-    """The rank of every row among those of its text, from 1; of equal values the lower label first."""
-    order = np.lexsort((table.label, -values, table.text))
-    starts = np.searchsorted(table.text, np.arange(table.shape[0]))
-    ranks = np.empty(len(values), dtype=np.int64)
-    ranks[order] = np.arange(1, len(values) + 1) - starts[table.text[order]]
-    return ranks
 
 
 def label_report(
@@ -63,7 +52,7 @@ def label_report(
     """
     table = CandidateTable.rows_of(probabilities)
     values = probabilities.data.astype(np.float64)
-    hits, ranks = table.hits(labels), ranks_of(table, values)
+    hits, ranks = table.hits(labels), table.ranks(values)
     texts = labels.shape[0]
     measures: dict[str, float] = {"texts": float(texts), "labels a text": labels.nnz / max(texts, 1)}
     for depth in DEPTHS:
@@ -108,7 +97,7 @@ def _propensity_scored(
     """psP and psnDCG at 5."""
     ideal = CandidateTable.rows_of(labels)
     worth = inverse[ideal.label]
-    best = ranks_of(ideal, worth)
+    best = ideal.ranks(worth)
     first, good = hits & (ranks <= FIRST), best <= FIRST
     gain, most = inverse[table.label[first]], worth[good]
     sizes = np.clip(np.bincount(ideal.text, minlength=labels.shape[0]), 1, FIRST)

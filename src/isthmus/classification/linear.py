@@ -6,10 +6,11 @@ Label by label, over TF-IDF rows x of unit length with a constant 1 beside them 
 
 and then weights below Δ = 0.01 are dropped, which leaves a small part of them and changes few rankings.
 
-Few texts are learned by liblinear, many by the modified finite Newton method of Keerthi and DeCoste (2005).
-Where A are the rows with y w·x < 1, the Newton point is ridge regression on them alone, w = X_Aᵀα with
-(X_A X_Aᵀ + I/2C) α = y_A; a line search over the piecewise quadratic objective leads there. A rare label's A
-is small, and so is its cost.
+Where labels × weights are too many for that, a label is learned from its own texts and from those that a
+matcher, the cosine to the mean of its texts, takes it for; all others stand as one text without words, which
+counts as often as there are of them and keeps the intercept where they would. Only labels that the matcher
+lists are scored then, so that none is where it was not learned; frequent labels are learned from all texts,
+and always scored.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ import hashlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, vstack
 
-from isthmus.arrays import FloatArray
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.classification.sparse import (
+    BATCH,
+    Sides,
     Sparse,
     TextRows,
     best_per_row,
@@ -43,16 +49,15 @@ from isthmus.report import progress
 BLOCK = 256
 """Labels that are learned, and saved, together."""
 MOST_LABELS = 20_000
-FEW_TEXTS = 20_000
-"""Texts up to which liblinear learns a label: 10 ms to our 36 at 6,000 texts, 300 to 55 at 100,000."""
+MOST_WORK = 10**9
+"""Labels × stored weights of texts up to which every label is learned from all texts."""
+TELLING = 256
+"""Terms of a label's texts that the matcher compares by."""
+HEAD = 100
+"""Labels of more than a text in so many are learned from all texts, always."""
+Learned: TypeAlias = tuple[NDArray[np.int32], FloatArray, float]
+"""Terms, their weights, the intercept."""
 _LIBLINEAR = threading.Lock()  # all its threads draw from one stream, and none twice the same
-SMALL = 300
-"""Rows up to which a Newton point is solved directly."""
-STEPS = 50
-LONGEST = 8.0
-"""Times the way to a Newton point that a step goes at most; more is asked for where there is no way to go."""
-BEYOND = -1.1
-"""The intercept that a rare label starts from."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,9 @@ class SparseLinear:
 
     cost: float = 1.0
     prune: float = 0.01
+    match: int | None = 128
+    """Labels of a text that the matcher lists, where there is too much to learn; None: all, always."""
     workers: int = 2
-    tolerance: float = 1e-3
-    """The part of the objective that a step must save, or it is the last."""
     checkpoint: Path | None = None
 
     def fit(self, texts: TextRows, labels: Sparse, documents: TextRows | None = None) -> FittedLinear:
@@ -79,30 +84,34 @@ class SparseLinear:
             raise DataError(problem, cure="leave this ranker out, or learn the most frequent labels with it")
         weights = rarity(texts)
         rows = _narrow(weighed(texts, weights))
-        right = labels.tocsc()
-        starts = range(0, labels.shape[1], BLOCK)
-        key = self._key(rows, right)
+        right = csr_array(labels.T)
+        counts = label_counts(labels)
+        frequent, matcher, lists = counts > 0, csr_array((rows.shape[1], len(counts)), dtype=np.float32), None
+        if self.match is not None and len(counts) * rows.nnz > MOST_WORK:
+            frequent = counts > len(texts) // HEAD
+            matcher = _matcher(rows, right, ~frequent)
+            lists = csr_array(_matched(rows, matcher, self.match).T)
+        known = _Known(rows, right, lists, frequent)
+        starts = range(0, len(counts), BLOCK)
+        key = self._key(known)
         with ThreadPoolExecutor(self.workers) as pool:
-            parts = pool.map(lambda start: self._block(rows, right, start, key), starts)
+            parts = pool.map(lambda start: self._block(known, start, key), starts)
             blocks = list(progress(parts, total=len(starts), label="linear classifiers"))
-        return _joined(blocks, weights, label_counts(labels) > 0)
+        return _joined(blocks, frequent, weights, matcher, self.match or 0)
 
-    def _block(self, rows: Sparse, right: Sparse, start: int, key: str) -> dict[str, Any]:
+    def _block(self, known: _Known, start: int, key: str) -> dict[str, Any]:
         """The weights of some labels, from the checkpoint where it has them."""
         file = None if self.checkpoint is None else self.checkpoint / f"labels-{start}-{key}.npz"
         if file is not None and file.is_file():
             return read_arrays(file)
-        end = min(start + BLOCK, right.shape[1])
-        learned = [
-            self._label(rows, right.indices[right.indptr[at] : right.indptr[at + 1]])
-            for at in range(start, end)
-        ]
-        columns = [np.flatnonzero(np.abs(weights) >= max(self.prune, 1e-12)) for weights, _ in learned]
+        end = min(start + BLOCK, known.right.shape[0])
+        learned = [self._label(known, label) for label in range(start, end)]
+        strong = [np.abs(values) >= max(self.prune, 1e-12) for _, values, _ in learned]
         block = {
-            "data": np.concatenate([one[0][at] for one, at in zip(learned, columns, strict=True)]),
-            "indices": np.concatenate(columns),
-            "counts": np.array([len(each) for each in columns]),
-            "intercepts": np.array([intercept for _, intercept in learned]),
+            "data": np.concatenate([one[1][at] for one, at in zip(learned, strong, strict=True)]),
+            "indices": np.concatenate([one[0][at] for one, at in zip(learned, strong, strict=True)]),
+            "counts": np.array([int(each.sum()) for each in strong]),
+            "intercepts": np.array([intercept for _, _, intercept in learned]),
         }
         block["data"] = block["data"].astype(np.float32)
         if file is not None:
@@ -110,156 +119,99 @@ class SparseLinear:
             write_arrays(file, **block)
         return block
 
-    def _label(self, rows: Sparse, right: Any) -> tuple[FloatArray, float]:
-        """The weights and the intercept of a label whose right rows these are."""
-        if not len(right):
-            return np.zeros(rows.shape[1]), 0.0
-        signs = np.full(rows.shape[0], -1.0)
-        signs[right] = 1.0
-        if rows.shape[0] <= FEW_TEXTS:
-            return _liblinear(rows, signs, self.cost)
-        return squared_hinge(rows, signs, self.cost, tolerance=self.tolerance)
+    def _label(self, known: _Known, label: int) -> Learned:
+        """What is learned of a label from its own rows and from others."""
+        own, count = known.own(label), known.rows.shape[0]
+        if len(own) in (0, count):
+            return np.empty(0, np.int32), np.empty(0), float(len(own) > 0)
+        if known.lists is None or known.frequent[label]:
+            signs = np.full(count, -1.0)
+            signs[own] = 1.0
+            return _liblinear(known.rows, signs, self.cost, 0)
+        start, end = known.lists.indptr[label : label + 2]
+        chosen = np.union1d(own, known.lists.indices[start:end])
+        signs = np.where(np.isin(chosen, own), 1.0, -1.0)
+        return _liblinear(known.rows[chosen], signs, self.cost, count - len(chosen))
 
-    def _key(self, rows: Sparse, right: Sparse) -> str:
+    def _key(self, known: _Known) -> str:
         """Names the data and the settings, so that no block of others is taken for theirs."""
-        digest = hashlib.blake2b(repr((self.cost, self.prune, self.tolerance, BLOCK)).encode(), digest_size=8)
+        settings = (self.cost, self.prune, None if known.lists is None else self.match, TELLING, HEAD, BLOCK)
+        digest = hashlib.blake2b(repr(settings).encode(), digest_size=8)
+        rows, right = known.rows, known.right
         for array in (rows.data, rows.indices, rows.indptr, right.indices, right.indptr):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
 
-def _liblinear(rows: Sparse, signs: FloatArray, cost: float) -> tuple[FloatArray, float]:
-    """The same minimum by coordinate descent, which is quicker where a pass over all texts is."""
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """Training texts: their rows, labels × texts which are right, which the matcher lists, and which labels
+    are learned from all."""
+
+    rows: Sparse
+    right: Sparse
+    lists: Sparse | None
+    frequent: NDArray[np.bool_]
+
+    def own(self, label: int) -> IntArray:
+        """The rows of a label's texts."""
+        return np.asarray(self.right.indices[self.right.indptr[label] : self.right.indptr[label + 1]])
+
+
+def _matcher(rows: Sparse, right: Sparse, wanted: NDArray[np.bool_]) -> Sparse:
+    """Terms × labels: by how much a label's texts have a term more than all have, in unit columns; only the
+    largest, and of wanted labels only."""
+    mean, parts = np.asarray(rows.mean(axis=0)).ravel(), []
+    for start in range(0, right.shape[0], BLOCK):
+        block = slice(start, start + BLOCK)
+        centres = csr_array(right[block], dtype=np.float64) @ rows
+        label = np.repeat(np.arange(centres.shape[0]), np.diff(centres.indptr))
+        more = centres.data / np.diff(right[block].indptr)[label] - mean[centres.indices]
+        centres.data = np.where(wanted[block][label], np.maximum(more, 0), 0)
+        centres.eliminate_zeros()
+        parts.append(best_per_row(centres, TELLING))
+    telling: Sparse = vstack(parts, format="csr")
+    label = np.repeat(np.arange(telling.shape[0]), np.diff(telling.indptr))
+    telling.data /= np.sqrt(np.bincount(label, telling.data**2, telling.shape[0]))[label]
+    return csr_array(telling.T, dtype=np.float32)
+
+
+def _matched(rows: Sparse, matcher: Sparse, k: int) -> Sparse:
+    """The k labels that the matcher lists of every row."""
+    starts = range(0, rows.shape[0], BATCH)
+    return vstack([best_per_row(rows[at : at + BATCH] @ matcher, k) for at in starts], format="csr")
+
+
+def _liblinear(rows: Sparse, signs: FloatArray, cost: float, others: int) -> Learned:
+    """The minimum over these rows and over so many more without any term that are all wrong."""
+    from sklearn import config_context
     from sklearn.svm import LinearSVC
 
-    if (signs > 0).all():
-        return np.zeros(rows.shape[1]), 1.0
-    with _LIBLINEAR:
-        model = LinearSVC(C=cost, dual=True, random_state=0).fit(rows, signs)
-    return model.coef_[0], float(model.intercept_[0])
+    place = np.zeros(rows.shape[1], dtype=np.int32)
+    place[rows.indices] = 1
+    terms = np.flatnonzero(place).astype(np.int32)
+    place[terms] = np.arange(len(terms))
+    ends, weights = rows.indptr, None
+    if others:
+        ends, signs = np.append(ends, ends[-1]), np.append(signs, -1.0)
+        weights = np.append(np.ones(len(signs) - 1), float(others))
+    narrow = csr_array((rows.data, place[rows.indices], ends), shape=(len(signs), len(terms)))
+    with _LIBLINEAR, config_context(assume_finite=True, skip_parameter_validation=True):
+        model = LinearSVC(C=cost, dual=True, random_state=0).fit(narrow, signs, weights)
+    return terms, model.coef_[0], float(model.intercept_[0])
 
 
 def _narrow(rows: Sparse) -> Sparse:
-    """In double precision with indices of 32 bits, which products are quicker with."""
-    from scipy.sparse import csr_array
-
+    """In double precision with indices of 32 bits, as liblinear reads them."""
     if rows.nnz >= 2**31:
         raise DataError(f"{rows.nnz:,} weights in the texts; 2³¹ are too many", cure="learn fewer texts")
     indices, ends = (array.astype(np.int32) for array in (rows.indices, rows.indptr))
     return csr_array((rows.data.astype(np.float64), indices, ends), shape=rows.shape)
 
 
-def squared_hinge(
-    rows: Sparse, signs: FloatArray, cost: float, *, tolerance: float = 1e-4
-) -> tuple[FloatArray, float]:
-    """min ½(‖w‖² + b²) + C Σ max(0, 1 − y (w·x + b))²: w and b; `signs` are +1 and −1."""
-    weights, intercept, dual = _start(rows, signs, cost)
-    scores = rows @ weights + intercept
-    value = _value(weights, intercept, signs, scores, cost)
-    saved = 1.0
-    for _ in range(STEPS):
-        active = np.flatnonzero(signs * scores < 1)
-        own = rows[active]
-        alpha = _ridge(own, signs[active], 0.5 / cost, dual[active], precision=0.1 * min(saved, 0.1))
-        target, target_intercept = own.T @ alpha, float(alpha.sum())
-        towards = rows @ target + (target_intercept - scores)
-        direction, turn = target - weights, target_intercept - intercept
-        length = _line_search(signs, scores, towards, cost, _quadratic(weights, intercept, direction, turn))
-        if not 0 < length < LONGEST:
-            break  # no way down but by rounding
-        weights += length * direction
-        intercept += length * turn
-        scores += length * towards
-        dual *= 1 - length
-        dual[active] += length * alpha
-        before, value = value, _value(weights, intercept, signs, scores, cost)
-        saved = (before - value) / before
-        if saved <= tolerance:
-            break
-    return weights, intercept
-
-
-def _start(rows: Sparse, signs: FloatArray, cost: float) -> tuple[FloatArray, float, FloatArray]:
-    """Where to begin: for a rare label just beyond the margin of all that are wrong, and ridge regression of
-    what is right to its own margin from there, so that few rows are active from the first step on."""
-    right = np.flatnonzero(signs > 0)
-    dual = np.zeros(len(signs))
-    if len(right) > min(SMALL, len(signs) // 20):
-        return np.zeros(rows.shape[1]), 0.0, dual
-    own = rows[right]
-    products = (own @ own.T).toarray()
-    products.flat[:: len(right) + 1] += 0.5 / cost
-    dual[right] = np.linalg.solve(products, np.full(len(right), 1 - BEYOND))
-    return own.T @ dual[right], BEYOND, dual
-
-
-def _value(
-    weights: FloatArray, intercept: float, signs: FloatArray, scores: FloatArray, cost: float
-) -> float:
-    short = np.maximum(0.0, 1 - signs * scores)
-    return float(0.5 * (weights @ weights + intercept**2) + cost * (short @ short))
-
-
-def _quadratic(
-    weights: FloatArray, intercept: float, direction: FloatArray, turn: float
-) -> tuple[float, float]:
-    """½‖w + t·d‖² by t: its slope at 0 and its curvature."""
-    return float(weights @ direction + intercept * turn), float(direction @ direction + turn**2)
-
-
-def _line_search(
-    signs: FloatArray, scores: FloatArray, towards: FloatArray, cost: float, quadratic: tuple[float, float]
-) -> float:
-    """The t that minimises the objective at `scores + t·towards`, by Newton steps on its pieces."""
-    length = 1.0
-    slope_at_0, curvature = quadratic
-    margins, steps = signs * scores, signs * towards
-    for _ in range(12):
-        at = margins + length * steps
-        below = at < 1
-        moved = steps[below]
-        slope = slope_at_0 + length * curvature - 2 * cost * float((1 - at[below]) @ moved)
-        bend = curvature + 2 * cost * float(moved @ moved)
-        change = slope / bend if bend > 0 else 0.0
-        length -= change
-        if abs(change) <= 1e-3 * abs(length):
-            break
-    return length
-
-
-def _ridge(
-    rows: Sparse, signs: FloatArray, ridge: float, start: FloatArray, *, precision: float
-) -> FloatArray:
-    """α with (K + ridge·I) α = y, K the products of rows with a constant 1 beside them."""
-    if len(signs) <= SMALL:
-        products = (rows @ rows.T).toarray() + 1.0
-        products.flat[:: len(signs) + 1] += ridge
-        solved: FloatArray = np.linalg.solve(products, signs)
-        return solved
-    turned = rows.T.tocsr() if len(signs) < rows.shape[0] // 2 else rows.T
-
-    def product(alpha: FloatArray) -> FloatArray:
-        return np.asarray(rows @ (turned @ alpha) + (alpha.sum() + ridge * alpha))
-
-    alpha = start.copy()
-    rest = signs - product(alpha)
-    way, size = rest.copy(), float(rest @ rest)
-    least = max(precision, 1e-5) ** 2 * float(signs @ signs)
-    for _ in range(100):
-        if size <= least:
-            break
-        moved = product(way)
-        share = size / float(way @ moved)
-        alpha += share * way
-        rest -= share * moved
-        before, size = size, float(rest @ rest)
-        way = rest + (size / before) * way
-    return alpha
-
-
-def _joined(blocks: list[dict[str, Any]], weights: FloatArray, listed: Any) -> FittedLinear:
-    from scipy.sparse import csr_array
-
+def _joined(
+    blocks: list[dict[str, Any]], always: Any, weights: FloatArray, matcher: Sparse, match: int
+) -> FittedLinear:
     data, indices, counts, intercepts = (
         np.concatenate([block[name] for block in blocks])
         for name in ("data", "indices", "counts", "intercepts")
@@ -267,43 +219,59 @@ def _joined(blocks: list[dict[str, Any]], weights: FloatArray, listed: Any) -> F
     ends = np.concatenate(([0], np.cumsum(counts)))
     shape = (len(counts), len(weights))
     matrix = csr_array((data, indices.astype(np.int32), ends), shape=shape)
-    return FittedLinear(matrix, intercepts, np.asarray(listed, dtype=bool), weights)
+    return FittedLinear(matrix, intercepts, np.asarray(always, dtype=bool), weights, matcher, max(match, 1))
 
 
 @dataclass(frozen=True, eq=False)
 class FittedLinear:
-    """Weights, labels × terms, mostly zeros; intercepts; which labels had a training text."""
+    """Weights, labels × terms, mostly zeros; intercepts; which labels are scored for every text; the matcher,
+    terms × labels, that lists the others."""
 
     weights: Sparse
     intercepts: FloatArray
-    listed: Any
+    always: NDArray[np.bool_]
     rarity: FloatArray
+    matcher: Sparse
+    match: int
 
     def candidates(self, texts: TextRows, k: int) -> Sparse:
         """The k labels of every text with the largest w·x + b, and these."""
-        turned = self.weights.T.tocsr()
         return ranked_in_batches(
-            texts, self.weights.shape[0], lambda batch: best_per_row(self._scores(batch, turned), k)
+            texts, self.weights.shape[0], lambda batch: best_per_row(self._scores(batch), k)
         )
 
-    def _scores(self, texts: TextRows, turned: Sparse) -> Sparse:
-        """Every listed label's score, for one batch."""
-        from scipy.sparse import csr_array
+    @cached_property
+    def _by_term(self) -> Sparse:
+        return csr_array(self.weights.T)
 
-        scores = (weighed(texts, self.rarity) @ turned).toarray() + self.intercepts.astype(np.float32)
-        columns = np.flatnonzero(self.listed).astype(np.int32)
-        values = scores[:, columns]
-        ends = np.arange(len(texts) + 1) * len(columns)
-        shape = (len(texts), len(self.listed))
-        return csr_array((values.ravel(), np.tile(columns, len(texts)), ends), shape=shape)
+    def _scores(self, texts: TextRows) -> Sparse:
+        """The scores of labels that are always scored and of those that the matcher lists, for one batch."""
+        rows = weighed(texts, self.rarity)
+        scores = (rows @ self._by_term).toarray() + self.intercepts.astype(np.float32)
+        near = _matched(rows, self.matcher, self.match)
+        columns = np.flatnonzero(self.always).astype(np.int32)
+        text = np.repeat(np.arange(len(texts)), np.diff(near.indptr) + len(columns))
+        label = np.empty(len(text), dtype=np.int32)
+        ends = near.indptr + np.arange(len(texts) + 1) * len(columns)
+        first = np.arange(len(text)) - ends[text] < len(columns)
+        label[first], label[~first] = np.tile(columns, len(texts)), near.indices
+        return csr_array((scores[text, label], label, ends), shape=scores.shape)
 
     def save(self, folder: Path) -> None:
         """Write `linear.npz`."""
-        own = {"intercepts": self.intercepts, "listed": self.listed, "rarity": self.rarity}
-        write_arrays(folder / "linear.npz", **own, **sparse_arrays("weights", self.weights))
+        own = {"intercepts": self.intercepts, "always": self.always, "rarity": self.rarity}
+        matrices = sparse_arrays("weights", self.weights) | sparse_arrays("matcher", self.matcher)
+        write_arrays(folder / "linear.npz", **own, match=np.array(self.match), **matrices)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Read what `save` wrote."""
         stored = read_arrays(folder / "linear.npz")
-        return cls(sparse_of("weights", stored), stored["intercepts"], stored["listed"], stored["rarity"])
+        weights, matcher = (sparse_of(name, stored) for name in ("weights", "matcher"))
+        always, match = stored["always"].astype(bool), max(int(stored["match"]), 1)
+        return cls(weights, stored["intercepts"], always, stored["rarity"], matcher, match)
+
+    def sides(self) -> Sides:
+        """L labels, T terms."""
+        own: Sides = [(self.weights, "LT"), (self.matcher, "TL"), (self.rarity, "T")]
+        return [*own, (self.intercepts, "L"), (self.always, "L")]

@@ -24,7 +24,7 @@ from scipy.sparse import csr_array, vstack
 
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.calibration import ThresholdCurve
-from isthmus.classification.label_fusion import CandidateTable, LabelFusion, cross_fitted
+from isthmus.classification.label_fusion import FEATURES, CandidateTable, LabelFusion, cross_fitted
 from isthmus.classification.label_report import LabelReport, label_report
 from isthmus.classification.linear import FittedLinear, SparseLinear
 from isthmus.classification.space import LATENT, TextSpace
@@ -35,6 +35,7 @@ from isthmus.classification.sparse import (
     Sparse,
     SparseLabelRanker,
     TextRows,
+    check_sides,
     label_counts,
     read_arrays,
     sparse_arrays,
@@ -223,6 +224,8 @@ class Stages:
         """Remove stages, the file that says that each is whole first."""
         for old in self.folder.iterdir() if self.folder else ():
             if _STAGE.fullmatch(old.name) and old.name.startswith(beginnings):
+                if old.is_symlink():
+                    raise DataError("is a link, which is not followed", file=old, cure="take it away")
                 (old / "done").unlink(missing_ok=True)
                 shutil.rmtree(old)
 
@@ -337,9 +340,7 @@ class MultiLabelClassifier:
         band = np.stack(bands)[fold_of, table.label].astype(np.int64)
         right = data.labels[np.concatenate(scored)]
         spread = Streams(self.seed)("fusion folds").permutation(right.shape[0]) % self.folds
-        fused = cache(
-            lambda: cross_fitted(table, table.hits(right), band, len(self.bands_), spread[table.text])
-        )
+        fused = cache(lambda: cross_fitted(table, right, band, len(self.bands_), spread[table.text]))
         self.fusion_ = stages.get("model-fusion", lambda: fused()[0], LabelFusion.load)
         names = self.bands_.names
         self.held_out_ = stages.get(
@@ -471,6 +472,25 @@ class MultiLabelClassifier:
         """The bands of labels with these counts; xCoRetriev splits once, by all training texts."""
         return self.bands_.of(self.counts_ if self.preset == "xcoretriev" else counts)
 
+    def _check_parts(self) -> None:
+        """That what was loaded belongs together: else answers would be wrong, or beyond their arrays."""
+        fusion, held_out, rankers = self.fusion_, self.held_out_, self.rankers_.values()
+        labels, space = len(self.names_), self.space_
+        known = {"T": space.width, "L": labels, "B": len(self.bands_), "R": len(rankers)}
+        if space.encoder == LATENT:
+            known["D"] = space.components.shape[1]
+        for ranker in rankers:
+            check_sides(ranker.sides(), known)
+        bands, names = held_out.bands, np.array(held_out.names)
+        apart = [(held_out.probabilities, "HL"), (held_out.labels, "HL"), (names, "B")]
+        own = [(self.counts_, "L"), (space.rarity, "T"), (space.components, "TD"), (fusion.weights, "W")]
+        entries = {"E": held_out.probabilities.nnz, "W": FEATURES * len(rankers) + len(self.bands_)}
+        check_sides([*apart, *own, (bands, "E"), (np.zeros(len(fusion.curves)), "R")], known | entries)
+        if space.terms is not None and len(space.terms.vocabulary) != space.width:
+            raise DataError(f"{len(space.terms.vocabulary):,} words where there are {space.width:,}")
+        if len(set(self.names_)) < labels or (bands < 0).any() or (bands >= len(self.bands_)).any():
+            raise DataError("a label twice, or a band that is none", cure="fit again")
+
     def _check(self) -> None:
         if not hasattr(self, "rankers_"):
             raise DataError("the classifier is not fitted", cure="call fit, or load a saved one")
@@ -530,7 +550,7 @@ def is_multilabel(folder: str | PathLike[str]) -> bool:
     """Whether a folder has, or is to have, such a classifier."""
     try:
         return bool(json.loads((Path(folder) / "classifier.json").read_bytes()).get("kind") == "multi-label")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return (Path(folder) / "fit.json").exists()
 
 
@@ -542,7 +562,10 @@ def load_multilabel(folder: str | PathLike[str]) -> MultiLabelClassifier:
         if about["format"] != FORMAT or about.get("kind") != "multi-label":
             raise ConfigError(f"format {about['format']}", key="format", expected=f"{FORMAT}, multi-label")
         classifier = MultiLabelClassifier(**about["settings"])
-        classifier.names_ = tuple(json.loads((home / "labels.json").read_bytes()))
+        names = json.loads((home / "labels.json").read_bytes())
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TypeError("labels.json is no list of names")
+        classifier.names_ = tuple(names)
         classifier.counts_ = read_arrays(home / "labels.npz")["counts"]
         classifier.share_ = float(about["share"])
         classifier.texts_, classifier.bands_ = int(about["texts"]), Bands(tuple(about["bands"]))
@@ -552,7 +575,8 @@ def load_multilabel(folder: str | PathLike[str]) -> MultiLabelClassifier:
         classifier.space_ = TextSpace.load(home / "model-space")
         classifier.fusion_ = LabelFusion.load(home / "model-fusion")
         classifier.held_out_ = HeldOutLabels.load(home / "model-held-out")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        classifier._check_parts()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, (ConfigError, DataError)):
             raise
         cure = "give the folder that isthmus classify fit wrote"

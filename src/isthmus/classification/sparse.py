@@ -33,6 +33,10 @@ Sparse: TypeAlias = Any
 """A `csr_array`; SciPy's stubs disagree on what its operations return."""
 
 
+Sides: TypeAlias = list[tuple[Any, str]]
+"""Arrays and what their sides stand for, a letter each: the same letter, the same length."""
+
+
 @dataclass(frozen=True, eq=False)
 class TextRows:
     """Texts as rankers see them."""
@@ -70,6 +74,9 @@ class FittedLabelRanker(Protocol):
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Read what `save` wrote."""
+
+    def sides(self) -> Sides:
+        """Of every array, what its sides stand for."""
 
 
 class SparseLabelRanker(Protocol):
@@ -191,14 +198,30 @@ def read_arrays(file: Path) -> dict[str, NDArray[Any]]:
     try:
         unpacker = Unpacker(file.stat().st_size)
         with zipfile.ZipFile(file) as stored:
-            return {
+            arrays = {
                 part.filename.removesuffix(".npy"): unpacker.array(
                     stored.open(part), part.file_size, kinds=PLAIN + "U"
                 )
                 for part in stored.infolist()
             }
+        for name, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise ValueError(f"{name} is not finite")
+        return arrays
     except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"no arrays: {error}", file=file, cure="fit again") from None
+
+
+def check_sides(sides: Sides, known: dict[str, int]) -> None:
+    """Arrays that are of one size with each other and with what is known; those of two sizes are refused."""
+    lengths = dict(known)
+    for array, letters in sides:
+        if len(array.shape) != len(letters) or any(
+            lengths.setdefault(letter, int(side)) != side
+            for letter, side in zip(letters, array.shape, strict=True)
+        ):
+            problem = f"an array of {array.shape} where {letters} are {lengths}"
+            raise DataError(f"parts of different classifiers: {problem}", cure="fit again")
 
 
 def sparse_arrays(name: str, matrix: Sparse) -> dict[str, NDArray[Any]]:
@@ -215,6 +238,8 @@ def sparse_of(name: str, arrays: dict[str, NDArray[Any]]) -> Sparse:
         arrays[f"{name}.{part}"] for part in ("data", "indices", "indptr", "shape")
     )
     try:
+        if data.dtype.kind not in "biuf":
+            raise TypeError(f"of {data.dtype}")
         matrix = csr_array((data, indices, indptr), shape=(int(shape[0]), int(shape[1])))
         matrix.check_format(full_check=True)  # else products read beyond their arrays
     except (ValueError, IndexError, TypeError) as error:

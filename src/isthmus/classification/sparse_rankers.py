@@ -11,7 +11,7 @@ neighbours' weight, or cosines.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from scipy.sparse import csr_array, vstack
 
 from isthmus.arrays import FloatArray
 from isthmus.classification.sparse import (
+    Sides,
     Sparse,
     TextRows,
     best_per_row,
@@ -34,6 +35,7 @@ from isthmus.classification.sparse import (
     write_arrays,
 )
 from isthmus.encoders import Vectors, unit
+from isthmus.errors import DataError
 from isthmus.retrieval import BM25, idf
 
 THREADS = 2
@@ -142,6 +144,10 @@ class FittedLabelBm25:
         """Read what `save` wrote."""
         return cls(Postings.restored(read_arrays(folder / "labels.npz")))
 
+    def sides(self) -> Sides:
+        """T terms, L labels."""
+        return [(self.postings.weights, "TL"), (self.postings.rarity, "T")]
+
 
 @dataclass(frozen=True)
 class SparseNeighbours:
@@ -183,14 +189,14 @@ class FittedNeighbours:
     def _ranked(self, texts: TextRows, k: int) -> Sparse:
         near = self.nearest(texts, self.about["k"])
         if self.about["pool"] == "max":
-            return best_per_row(_largest(near, self.labels), k)
+            return _by_size(near, self.labels, lambda at: best_per_row(_largest(near[at], self.labels), k))
         row = np.repeat(np.arange(len(texts)), np.diff(near.indptr))
         best = np.zeros(len(texts))
         np.maximum.at(best, row, near.data)
         weights = np.maximum(near.data / np.maximum(best, 1e-12)[row], 0) ** self.about["power"]
         total = np.bincount(row, weights, len(texts))
         near.data = (weights / np.maximum(total, 1e-12)[row]).astype(np.float32)
-        return best_per_row(near @ self.labels, k)
+        return _by_size(near, self.labels, lambda at: best_per_row(near[at] @ self.labels, k))
 
     def nearest(self, texts: TextRows, k: int) -> Sparse:
         """The k nearest training texts of every text and their similarity, texts × training texts."""
@@ -212,7 +218,26 @@ class FittedNeighbours:
         labels, arrays = read_arrays(folder / "labels.npz"), read_arrays(folder / "texts.npz")
         postings = Postings.restored(arrays) if "rarity" in arrays else None
         about = json.loads(str(labels["about"]))
+        if (
+            int(about["k"]) < 1
+            or about["pool"] not in ("share", "max")
+            or not 0 <= float(about["power"]) < 1e3
+        ):
+            raise DataError(f"no way to rank neighbours: {about}", file=folder, cure="fit again")
         return cls(about, sparse_of("labels", labels), postings, arrays.get("vectors"))
+
+    def sides(self) -> Sides:
+        """N texts, L labels, T terms, D directions."""
+        if self.postings is None:
+            return [(self.labels, "NL"), (self.vectors, "ND")]
+        return [(self.labels, "NL"), (self.postings.weights, "TN"), (self.postings.rarity, "T")]
+
+
+def _by_size(near: Sparse, labels: Sparse, rank: Callable[[slice], Sparse]) -> Sparse:
+    """`rank` of so many texts at a time that their neighbours' labels fit in memory, however many one has."""
+    carried = np.concatenate(([0], np.cumsum(np.diff(labels.indptr)[near.indices])))[near.indptr]
+    parts = [rank(slice(*part)) for part in _starts(np.diff(carried), MOST_ENTRIES)]
+    return vstack(parts, format="csr") if parts else csr_array((0, labels.shape[1]), dtype=np.float32)
 
 
 def _largest(near: Sparse, labels: Sparse) -> Sparse:
@@ -288,13 +313,18 @@ class FittedLabelVectors:
             return csr_array((hits.data, known[hits.indices], hits.indptr), shape=shape)
         near = _nearest_vectors(texts.vectors, self.texts, self.near)
         near.data[:] = 1
+        vectors = texts.vectors
+        return _by_size(near, self.labels, lambda at: best_per_row(self._cosines(vectors[at], near[at]), k))
+
+    def _cosines(self, vectors: Vectors, near: Sparse) -> Sparse:
+        """To the labels of these near texts."""
         listed = near @ self.labels
-        row = np.repeat(np.arange(len(texts)), np.diff(listed.indptr))
+        row = np.repeat(np.arange(len(vectors)), np.diff(listed.indptr))
         for start in range(0, len(row), MOST_ENTRIES // 16):  # two rows of vectors for every entry
             part = slice(start, start + MOST_ENTRIES // 16)
-            pairs = texts.vectors[row[part]], self.vectors[listed.indices[part]]
+            pairs = vectors[row[part]], self.vectors[listed.indices[part]]
             listed.data[part] = np.einsum("ij,ij->i", *pairs)
-        return best_per_row(listed, k)
+        return listed
 
     def save(self, folder: Path) -> None:
         """One file."""
@@ -309,4 +339,9 @@ class FittedLabelVectors:
         arrays = read_arrays(folder / "labels.npz")
         texts = arrays.get("texts")
         labels = None if texts is None else sparse_of("labels", arrays)
-        return cls(arrays["vectors"], texts, labels, int(arrays["near"]))
+        return cls(arrays["vectors"], texts, labels, max(int(arrays["near"]), 1))
+
+    def sides(self) -> Sides:
+        """L labels, D directions, N texts."""
+        near = [] if self.texts is None else [(self.texts, "ND"), (self.labels, "NL")]
+        return [(self.vectors, "LD"), *near]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ TEXT = ("text", "texts", "content", "body", "sentence", "document", "message", "
 LABEL = ("label", "labels", "class", "category", "topic", "target", "tag")
 ID = ("id", "_id")
 TABLES = (".csv", ".tsv", ".jsonl", ".json", ".ndjson")
+_FEATURE = re.compile(rb"^[\d,]* +\d+:", re.MULTILINE)
+MOST_SIDE = 4_000_000
+"""Features or labels of sparse rows: 128 directions of so many take 2 GB."""
 MOST_DENSE = 10**8
 """Texts × labels that are ever made an array of."""
 
@@ -158,17 +162,25 @@ def read_labelled(
 
 def read_texts(data: str | PathLike[str], *, text: str | None = None) -> tuple[list[str], list[str]]:
     """Ids and texts to be labelled: CSV or JSON lines as above, or one text a line."""
-    rows = list(_texts(Path(data), text))
+    path = Path(data)
+    rows = list(_texts(path, text))
     ids = [name for name, _ in rows]
     if twice := next((name for name, count in Counter(ids).items() if count > 1), None):
-        raise DataError(f"the id {twice} stands twice", file=data, cure="give every text an id of its own")
+        raise _twice(twice, path)
     return ids, [line for _, line in rows]
+
+
+def _twice(name: str, path: Path) -> DataError:
+    return DataError(f"the id {name!r} stands twice", file=path, cure="give every text an id of its own")
 
 
 def stream_texts(
     data: str | PathLike[str], *, text: str | None = None, batch: int = BATCH
 ) -> Iterator[tuple[list[str], list[str] | Sparse]]:
-    """Ids and texts to be labelled, so many at a time; rows of features of the XMC repository's format."""
+    """Ids and texts to be labelled, so many at a time; rows of features of the XMC repository's format.
+
+    Of ids that were read only a number each is held, which tells whether one stands twice.
+    """
     path = Path(data)
     if is_xmc(path):
         first = 0
@@ -176,20 +188,25 @@ def stream_texts(
             yield [str(first + row) for row in range(len(part))], part.features
             first += len(part)
         return
-    rows = _texts(path, text)
+    rows, seen = _texts(path, text), set[int]()
     while some := list(islice(rows, batch)):
+        for name, _ in some:
+            if hash(name) in seen:
+                raise _twice(name, path)
+            seen.add(hash(name))
         yield [name for name, _ in some], [line for _, line in some]
 
 
 def is_xmc(path: Path) -> bool:
-    """Whether a file begins as the XMC repository's do, with three numbers; no table by its name does."""
+    """Whether a file begins as the XMC repository's do, with three numbers and then rows with a feature; no
+    table by its name does."""
     if not path.is_file() or path.suffix.lower() in TABLES:
         return False
     try:
         read_header(path)
+        return _FEATURE.search(next(read_blocks(path, size=1 << 16)).data) is not None
     except DataError:
         return False
-    return True
 
 
 def _texts(path: Path, text: str | None) -> Iterator[tuple[str, str]]:
@@ -220,7 +237,13 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:
+                if "\\ud" in line.lower():
+                    json.dumps(record, ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                raise DataError(
+                    f"half a character, {error.object[error.start]!r}", file=path, line=number
+                ) from None
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"not JSON: {error}", file=path, line=number) from None
             if not isinstance(record, dict):
                 raise DataError("not an object", file=path, line=number, cure="one JSON object a line")
@@ -305,6 +328,9 @@ def _table(
             listed: list[Any] = value.split(";") if of_label == "labels" else [value]
         else:
             listed = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(each, (str, int, float)) for each in listed):
+            problem = f"row {number} has labels that are neither words nor numbers"
+            raise DataError(problem, file=path, cure="a string, or a list of strings")
         labels = [str(each).strip() for each in listed if str(each).strip()]
         rows.append((_id(record, number), _text(record, of_text, number, path), labels))
     folds, splits = ([record.get(name) for record in records] for name in ("fold", "split"))
@@ -346,6 +372,10 @@ def _labelled(rows: Sequence[Row], descriptions: Mapping[str, str], path: Path) 
 
 
 def _of_features(path: Path, label_names: str | PathLike[str] | None) -> LabelledTexts:
+    header = read_header(path)
+    if max(header.features, header.labels) > MOST_SIDE:
+        problem = f"{header.features:,} features and {header.labels:,} labels; {MOST_SIDE:,} are the most"
+        raise DataError(problem, file=path, line=1, cure="number those that occur, from 0")
     rows = read_xmc(path, label_names=label_names)
     count, width = rows.labels.shape
     names = rows.names or tuple(map(str, range(width)))
