@@ -173,9 +173,9 @@ async def _load(pipe: Connection, port: int) -> tuple[float, list[float]]:
 
 async def _calls(keys: Path, port: int) -> tuple[float, float]:
     """Processor milliseconds a message, by our own client and by httpx."""
-    context = certificates.client_context(certificates.files(keys / "broker"))
+    tls = certificates.LiveTls(certificates.files(keys / "broker"), certificates.client_context)
     url, kind = f"https://127.0.0.1:{port}", {"content-type": "application/json"}
-    line = HttpClient(url, context=context, name=server_name("east"))
+    line = HttpClient(url, tls=tls, name=server_name("east"))
     await line.ask("POST", "/v1/search", headers=kind, body=b"{}")
     began = time.process_time()
     for _ in range(CALLS):
@@ -183,7 +183,7 @@ async def _calls(keys: Path, port: int) -> tuple[float, float]:
     ours = time.process_time() - began
     line.close()
     named = {"sni_hostname": server_name("east")}
-    async with httpx.AsyncClient(verify=context) as client:
+    async with httpx.AsyncClient(verify=tls.current.context) as client:
         await client.post(url, content=b"{}", headers=kind, extensions=named)
         began = time.process_time()
         for _ in range(CALLS):

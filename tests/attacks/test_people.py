@@ -84,7 +84,7 @@ class Silo:
             "message": message,
             "body": digest_of(BODY),
         }
-        sign = signer(self.peers[key].key) if key in self.peers else token_signer(key)
+        sign = signer(self.peers[key].key.read_bytes()) if key in self.peers else token_signer(key)
         return {MESSAGE: message, HEADER: Statement(person, **(fields | changes)).signed(sign)}
 
     def search(self, headers, *, peer="broker", body=BODY):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from isthmus.cli.command import Command, add, add_json, say, show
 from isthmus.cli.judgements import add_broker, broker_client
-from isthmus.errors import DataError
+from isthmus.errors import ConfigError, DataError, several
+
+if TYPE_CHECKING:
+    from isthmus.service import Authority
 
 MAKE = "isthmus keys make keys --silos north,south --broker"
 KEYS = "the broker's or node's API keys"
@@ -52,6 +56,62 @@ def _make(arguments: argparse.Namespace) -> None:
     say(f"keep {folder / 'authority'} off machines that serve: with it anybody can pose as any party")
 
 
+def _renew_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "folder DIR", "the folder with authority/ and the parties'")
+    add(parser, "names NAME", "whose certificates (everybody's)", nargs="*")
+    add(parser, "--days", "how long the new ones hold (%(default)s)", type=float, default=397)
+    about = "only those that end within so many days: for a timer"
+    add(parser, "--within DAYS", about, type=float, default=None)
+    add_json(parser, "a list of {name, folder, ends}")
+
+
+def _renew(arguments: argparse.Namespace) -> None:
+    """Another key and certificate for the same names and uses."""
+    authority = _authority(arguments.folder)
+    if not arguments.days > 0:
+        raise ConfigError(f"a certificate of {arguments.days:g} days", key="days", expected="above 0")
+    renewed = []
+    for name in arguments.names or authority.parties():
+        left = authority.present(name).not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+        if arguments.within is None or left < datetime.timedelta(days=arguments.within):
+            tls = authority.renew(name, days=arguments.days)
+            ends = authority.present(name).not_valid_after_utc.isoformat(timespec="seconds")
+            renewed.append({"name": name, "folder": str(tls.certificate.parent), "ends": ends})
+    show(arguments, renewed, "\n".join(f"{each['name']}  until {each['ends']}" for each in renewed))
+    if renewed:
+        say("servers of these folders use them for new connections within a second; elsewhere, copy tls.key,")
+        say("then tls.crt; the old ones hold until they end: isthmus keys revoke DIR NAME --keep-newest")
+    else:
+        say("no certificate ends within that time")
+
+
+def _revoking_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "folder DIR", "the folder with authority/ and the parties'")
+    add(parser, "name NAME", "whose certificates hold no longer")
+    add(parser, "--keep-newest", "all but the one that was issued last: after a renewal")
+    add_json(parser, "{name, serials, list}")
+
+
+def _revoke_certificates(arguments: argparse.Namespace) -> None:
+    authority = _authority(arguments.folder)
+    serials = authority.revoke(arguments.name, keep_newest=arguments.keep_newest)
+    path = authority.folder / "authority" / "ca.crl"
+    record = {"name": arguments.name, "serials": [f"{serial:x}" for serial in serials], "list": str(path)}
+    show(arguments, record, "\n".join(f"{arguments.name}  {serial:x}" for serial in serials))
+    say(f"{several(len(serials), 'certificate')} of {arguments.name} revoked; the list is {path}, and beside")
+    say("ca.crt in every folder here: copy it there on other machines. Servers and the broker heed it")
+    say("within a second, and close the connections that are open")
+
+
+def _authority(folder: str) -> Authority:
+    """The authority that is in a folder already."""
+    from isthmus.service import Authority
+
+    if not (Path(folder) / "authority" / "ca.key").exists():
+        raise DataError("no authority is here", file=Path(folder) / "authority", cure="isthmus keys make")
+    return Authority.at(folder)
+
+
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
@@ -76,6 +136,28 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "file FILE", KEYS)
     add_json(parser, "a list of {id, name, scopes, created, expires, groups}")
+
+
+def _rotate_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "file FILE", KEYS)
+    add(parser, "id ID", "the key's id, as list shows it")
+    about = "hours for which the old key holds still, 0 for none (%(default)s)"
+    add(parser, "--overlap HOURS", about, type=float, default=24.0)
+    ends = parser.add_mutually_exclusive_group()
+    add(ends, "--days", "how long the new one holds (%(default)s)", type=float, default=90)
+    add(ends, "--forever", "until it is revoked")
+    add_json(parser, "{id, key, replaces}")
+
+
+def _rotate(arguments: argparse.Namespace) -> None:
+    from isthmus.service import ApiKeys
+
+    if not arguments.overlap >= 0:
+        raise ConfigError(f"{arguments.overlap:g} hours", key="overlap", expected="hours from 0")
+    days = None if arguments.forever else arguments.days
+    token = ApiKeys(arguments.file).rotate(arguments.id, overlap=arguments.overlap / 24, days=days)
+    show(arguments, {"id": token.split("_")[1], "key": token, "replaces": arguments.id}, token)
+    say(f"this key is shown once and stored hashed; the old one holds {arguments.overlap:g} hours more")
 
 
 def _revoke_arguments(parser: argparse.ArgumentParser) -> None:
@@ -166,6 +248,13 @@ _FILE = "keys/broker/api-keys.json"
 _VERBS = (
     Command("add", "a new key, shown once", API, _add_arguments, _add),
     Command("list", "all keys, without secrets", f"{_API} list {_FILE}", _list_arguments, _list),
+    Command(
+        "rotate",
+        "a new key for the same owner; the old one ends a little later",
+        f"{_API} rotate {_FILE} 4f1c --overlap 24",
+        _rotate_arguments,
+        _rotate,
+    ),
     Command("revoke", "refuse a key from now on", f"{_API} revoke {_FILE} 4f1c", _revoke_arguments, _revoke),
 )
 _SESSION_VERBS = (
@@ -174,6 +263,20 @@ _SESSION_VERBS = (
 )
 VERBS = (
     Command("make", "certificates for silos and a broker", MAKE, _make_arguments, _make),
+    Command(
+        "renew",
+        "new certificates and keys for the same parties, without a restart",
+        "isthmus keys renew keys --days 14 --within 7",
+        _renew_arguments,
+        _renew,
+    ),
+    Command(
+        "revoke",
+        "refuse a party's certificates from now on, by a signed list (CRL)",
+        "isthmus keys revoke keys north\nisthmus keys revoke keys north --keep-newest",
+        _revoking_arguments,
+        _revoke_certificates,
+    ),
     Command("api", "API keys for people and programs", API, verbs=_VERBS),
     Command("sessions", "who is signed in at a broker", f"{_SESSIONS} list {_AT}", verbs=_SESSION_VERBS),
 )

@@ -219,13 +219,22 @@ class Keyring:
         file = self.path / "identity.key"
         with self._alone():
             if not file.exists():
-                drawn = Identity.fresh(name)
-                raw = (drawn.signing.private_bytes_raw(), drawn.opening.private_bytes_raw())
-                _keep(file, {"name": name, "signing": raw[0].hex(), "opening": raw[1].hex()})
+                _keep_identity(file, Identity.fresh(name))
         identity = self.identity()
         if identity.name != name:
             raise DataError(f"belongs to {identity.name}", file=file, cure="give each silo its own folder")
         return identity
+
+    def redraw(self, name: str) -> Identity:
+        """Draw another key in the place of the one in this file, whose epoch counts on; who the silo is."""
+        file = self.path / name
+        with self._alone():
+            if name == "identity.key":
+                _keep_identity(file, Identity.fresh(self.identity().name))
+            else:
+                epoch = int(_secret(file, ("secret",), "there is none to take the place of")["epoch"]) + 1
+                _keep(file, {"epoch": epoch, "secret": os.urandom(KEY).hex()})
+        return self.identity()
 
     def identity(self) -> Identity:
         """Who this silo is."""
@@ -234,15 +243,15 @@ class Keyring:
         keys = Ed25519PrivateKey.from_private_bytes(signing), X25519PrivateKey.from_private_bytes(opening)
         return Identity(fields["name"], *keys)
 
-    def trust(self, card: Card) -> None:
-        """Believe from now on that these are the keys of the silo of that name."""
+    def trust(self, card: Card, *, replace: bool = False) -> None:
+        """Believe from now on that these are the keys of the silo of that name; `replace` what it had."""
         if not _NAME.fullmatch(card.name):
             raise DataError(f"{card.name!r} cannot name a silo")
         file = self.path / "cards" / f"{card.name}.card"
         with self._alone():
             known = self.trusted().get(card.name)
-            if known not in (None, card):
-                cure = f"if {card.name} has new keys indeed, remove the card that is there"
+            if known not in (None, card) and not replace:
+                cure = f"if {card.name} has new keys indeed, isthmus keys trust --replace"
                 raise DataError("holds other keys under the same name", file=file, cure=cure)
             file.parent.mkdir(exist_ok=True)
             write_card(card, file)
@@ -314,6 +323,11 @@ def read_card(path: str | PathLike[str]) -> Card:
 def _keep(file: Path, fields: Mapping[str, str | int]) -> None:
     """Write a secret in the place of the one there is, if any, which its reader has until then."""
     write_private(file, json.dumps({"format": f"isthmus {file.name}", "epoch": 0, **fields}).encode())
+
+
+def _keep_identity(file: Path, drawn: Identity) -> None:
+    raw = (drawn.signing.private_bytes_raw(), drawn.opening.private_bytes_raw())
+    _keep(file, {"name": drawn.name, "signing": raw[0].hex(), "opening": raw[1].hex()})
 
 
 def _secret(file: Path, keys: tuple[str, ...], cure: str) -> dict[str, str]:

@@ -41,6 +41,9 @@ from isthmus.service.node import open_store as open_store
 from isthmus.service.operating import ask_node as ask_node
 from isthmus.service.reliability import BINS as BINS
 from isthmus.service.retention import apply_retention as apply_retention
+from isthmus.service.rotation import Rotation as Rotation
+from isthmus.service.rotation import new_hash_key as new_hash_key
+from isthmus.service.rotation import read_hash_key as read_hash_key
 from isthmus.service.running import begin as begin
 from isthmus.service.running import run_broker as run_broker
 from isthmus.service.running import run_local as run_local

@@ -25,7 +25,7 @@ from isthmus.errors import ConfigError, DataError, IsthmusError, Refused, SiloUn
 from isthmus.service import wire
 from isthmus.service.audit_log import AuditLog, keys_in, policies_in
 from isthmus.service.breaker import Breaker
-from isthmus.service.certificates import client_context, server_name
+from isthmus.service.certificates import Credentials, LiveTls, client_context, server_name
 from isthmus.service.document_routing import DocumentRouter
 from isthmus.service.encoding import another_encoder, prevailing
 from isthmus.service.http_client import BrokenReply, HttpClient, HttpReply
@@ -48,7 +48,7 @@ from isthmus.service.results import (
     understood_query,
 )
 from isthmus.service.scale import ScaleExchange
-from isthmus.service.security import local_secret, pseudonym
+from isthmus.service.security import LiveSecret, pseudonym
 from isthmus.service.settings import BrokerSettings, SiloAddress, secret
 from isthmus.service.statistics import StatisticsExchange, SumExchange, keep_exchanging
 from isthmus.service.training import training_of
@@ -94,8 +94,8 @@ class SiloClient:
     """What it knows of `wire.NodeSearch`, as it has stated last."""
     trials: set[asyncio.Task[None]] = field(default_factory=set, repr=False)
     """Searches answered without it, because it is on trial, whose deadline has not passed."""
-    sign: Sign | None = field(default=None, repr=False)
-    """Signs who asks, for a silo that learns it."""
+    signer: Callable[[Credentials | None], Sign] | None = field(default=None, repr=False)
+    """Signs who asks, for a silo that learns it, over a connection with these credentials."""
     naming: Callable[[str], str] = str
     """What a person is called there."""
 
@@ -116,12 +116,13 @@ class SiloClient:
         """
         further = {"content-type": kind if body else "", "if-none-match": unless, **(headers or {})}
         sent = {**self.headers, **message_header(), **{name: text for name, text in further.items() if text}}
-        if person is not None and self.sign is not None:
+        over = self.http.credentials
+        if person is not None and self.signer is not None:
             called = Person(self.naming(person.id), person.groups)
             request = f"{method} {wire.PREFIX}{path}"
             statement = Statement(called, self.name, request, sent[MESSAGE], digest_of(body))
-            sent[HEADER] = statement.signed(self.sign)
-        return await self.http.ask(method, wire.PREFIX + path, headers=sent, body=body)
+            sent[HEADER] = statement.signed(self.signer(over))
+        return await self.http.ask(method, wire.PREFIX + path, headers=sent, body=body, over=over)
 
     async def read(self, path: str, model: type[M]) -> M:
         """GET a path of the silo as a message; raises SiloUnavailable or Refused."""
@@ -270,16 +271,16 @@ class Broker:
                 "a broker needs at least one silo", key="silos", expected="[silos.NAME] url = …"
             )
         self.settings = settings
-        context = None if settings.tls is None else client_context(settings.tls)
+        tls = None if settings.tls is None else LiveTls(settings.tls, client_context)
         key = secret(settings.node_key, "node_key")
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self.silos: dict[str, SiloClient] = {}
         for name, silo in settings.silos.items():
-            over = context if silo.url.startswith("https:") else None
-            http = HttpClient(silo.url, context=over, name=server_name(name), most=most)
+            over = tls if silo.url.startswith("https:") else None
+            http = HttpClient(silo.url, tls=over, name=server_name(name), most=most)
             client = SiloClient(name, silo.url, http, Breaker(settings.breaker), headers)
             if silo.people:
-                client.sign = self._signer(silo, key)
+                client.signer = self._signer(silo, key)
                 client.naming = str if silo.identities else partial(self._pseudonym, name)
             self.silos[name] = client
         self.exchange = StatisticsExchange(
@@ -302,17 +303,17 @@ class Broker:
         )
         self._count()
 
-    def _signer(self, silo: SiloAddress, key: str) -> Sign:
+    def _signer(self, silo: SiloAddress, key: str) -> Callable[[Credentials | None], Sign]:
         """With what a silo knows the broker by: its certificate's key, or the API key."""
         if silo.url.startswith("https:") and self.settings.tls is not None:
-            return signer(self.settings.tls.key)
+            return lambda over: signer(over.key if over is not None else b"")
         if not key:
             raise ConfigError(
                 "people = true needs something to sign with",
                 key="silos",
                 expected="https:// with [tls], or node_key",
             )
-        return token_signer(key)
+        return lambda over: token_signer(key)
 
     def _count(self) -> None:
         self.metrics = Metrics()
@@ -513,12 +514,12 @@ class Broker:
             )
 
     def _pseudonym(self, silo: str, person: str) -> str:
-        return pseudonym(self._persons, silo, person)
+        return pseudonym(self._persons(), silo, person)
 
     @cached_property
-    def _persons(self) -> bytes:
+    def _persons(self) -> LiveSecret:
         """The key of the pseudonyms under which people's judgements reach silos."""
-        return local_secret(self.settings.folder / "persons.key")
+        return LiveSecret(self.settings.folder / "persons.key")
 
     async def view_silos(self) -> wire.SiloList:
         """Every silo's health and what it has released."""

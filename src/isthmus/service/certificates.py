@@ -1,20 +1,31 @@
 """A federation's certificates: an authority for development, one certificate a party, and TLS contexts.
 
-    Authority.at("keys").issue("north", clients=False)      # keys/north/{ca.crt, tls.crt, tls.key}
+    authority = Authority.at("keys")
+    authority.issue("north", clients=False)                 # keys/north/{ca.crt, tls.crt, tls.key}
+    authority.renew("north", days=14)                       # another key and certificate, for the same
+    authority.revoke("north")                               # ca.crl in every party's folder
 
 A party's name is the common name of its certificate and, with a suffix of our own, one of its DNS names, so
 that TLS itself checks that the silo at an address is the one that was meant. Only a broker's certificate may
 be used by a client: with a silo's key nobody can pose as a broker.
+
+Whoever serves or calls has a `LiveTls`, which notices that its files have changed: connections that begin
+after that have the new certificate and heed the new list of revocations.
 """
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
+import json
+import logging
 import os
 import re
 import ssl
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -23,7 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from isthmus.errors import ConfigError, DataError
-from isthmus.files import private_file, write_private
+from isthmus.files import locked, private_file, write_private, write_whole
 from isthmus.service.settings import Tls
 
 DAYS, AUTHORITY_DAYS = 397, 3650
@@ -33,7 +44,11 @@ TRAINING = ".training"
 """What the name of a silo's certificate for training ends in: a key of its own, which no node listens to."""
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,38}[A-Za-z0-9])?")
 RULE = "letters, digits, '-', '_' and '.', at most 40, a letter or digit at both ends"
-CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
+CERTIFICATE, KEY, AUTHORITY, REVOKED, ISSUED = "tls.crt", "tls.key", "ca.crt", "ca.crl", "issued.jsonl"
+LOOK = 1.0
+"""Seconds between two looks at files that may have changed."""
+
+_log = logging.getLogger("isthmus.service")
 
 
 def files(folder: str | os.PathLike[str]) -> Tls:
@@ -55,24 +70,117 @@ def client_context(tls: Tls) -> ssl.SSLContext:
 
 
 def _context(tls: Tls, protocol: int) -> ssl.SSLContext:
-    private_file(tls.key)
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     try:
-        context.load_cert_chain(tls.certificate, tls.key)
+        context.load_cert_chain(tls.certificate, signing_key(tls))
         context.load_verify_locations(tls.authority)
+        if tls.revoked.exists():
+            context.load_verify_locations(tls.revoked)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     except ssl.SSLError as error:
         raise DataError(
-            f"not a certificate and its key: {error.reason or error}",
+            f"not a certificate, its key, and what its authority revoked: {error.reason or error}",
             file=tls.certificate,
-            cure="isthmus keys make DIR --silos NAME --renew writes new ones",
+            cure="isthmus keys renew DIR NAME writes new ones",
         ) from error
     except FileNotFoundError as error:
         raise DataError(
             "the certificate or its authority is missing", file=tls.certificate, cure="isthmus keys make"
         ) from error
     return context
+
+
+def signing_key(tls: Tls) -> Path:
+    """The key of the certificate: the one before, where a renewal has written the new key and was cut off."""
+    if tls.former_key.exists() and _is_of(tls.certificate, private_file(tls.former_key)):
+        return tls.former_key
+    return private_file(tls.key)
+
+
+def _is_of(certificate: Path, key: Path) -> bool:
+    try:
+        public = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
+        return public == serialization.load_pem_private_key(key.read_bytes(), None).public_key()
+    except (OSError, ValueError):
+        return False
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What connections are made with until the files change: a context, the key of its certificate, and the
+    serial numbers of what is revoked."""
+
+    context: ssl.SSLContext
+    key: bytes
+    """PEM."""
+    revoked: frozenset[int]
+
+
+class LiveTls:
+    """The credentials in files that may be replaced while they are used.
+
+    What cannot be read, such as a certificate without its key yet, leaves those before in use.
+    """
+
+    def __init__(self, tls: Tls, context: Callable[[Tls], ssl.SSLContext]) -> None:
+        self._tls, self._context = tls, context
+        self._lock, self._looked, self._problem = threading.Lock(), time.monotonic(), ""
+        self._stamps = self._seen()
+        self._credentials = self._read()
+
+    @property
+    def current(self) -> Credentials:
+        """Those that hold now, as of a second ago."""
+        if time.monotonic() - self._looked >= LOOK:
+            with self._lock:
+                self._look()
+        return self._credentials
+
+    def _look(self) -> None:
+        self._looked = time.monotonic()
+        stamps = self._seen()
+        if stamps == self._stamps:
+            return
+        try:
+            self._credentials, self._stamps, self._problem = self._read(), stamps, ""
+            _log.info("%s: new connections use what is there now", self._tls.certificate)
+        except (DataError, OSError) as error:
+            if str(error) != self._problem:
+                _log.error("what was read before stays in use: %s", error)
+            self._problem = str(error)
+
+    def _seen(self) -> list[tuple[int, int, int] | None]:
+        return [stamp(path) for path in (*vars(self._tls).values(), self._tls.revoked, self._tls.former_key)]
+
+    def _read(self) -> Credentials:
+        key, revoked = signing_key(self._tls).read_bytes(), _revocations(self._tls.revoked)
+        context = self._context(self._tls)
+        if signing_key(self._tls).read_bytes() != key:
+            raise DataError("the key changes as it is read", file=self._tls.key, cure="it is read again")
+        if self._stamps[-2] is not None and not self._tls.revoked.exists():
+            raise DataError("it was here and is gone", file=self._tls.revoked, cure="restore it, or restart")
+        return Credentials(context, key, frozenset(entry.serial_number for entry in revoked))
+
+
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """What differs once a file was changed or replaced; None where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _revocations(path: Path) -> list[x509.RevokedCertificate]:
+    if not path.exists():
+        return []
+    try:
+        return list(x509.load_pem_x509_crl(path.read_bytes()))
+    except ValueError as error:
+        cure = "isthmus keys revoke writes a new one"
+        raise DataError("not a list of revoked certificates", file=path, cure=cure) from error
 
 
 def trusting(authority: str | os.PathLike[str] | None) -> ssl.SSLContext:
@@ -146,28 +254,128 @@ class Authority:
         days: float = DAYS,
     ) -> Tls:
         """A certificate for a party, in a folder of its name; `clients` lets it call others."""
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
-        names = [x509.DNSName(server_name(name)), *(_host(host) for host in hosts)]
+        names = [x509.DNSName(server_name(check_name(name))), *(_host(host) for host in hosts)]
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, *([ExtendedKeyUsageOID.CLIENT_AUTH] if clients else [])]
+        return self._issue(
+            name, x509.SubjectAlternativeName(names), x509.ExtendedKeyUsage(usages), start, days
+        )
+
+    def renew(self, name: str, *, days: float = DAYS) -> Tls:
+        """Another key, and a certificate for the same names and uses as the one that the party has."""
+        present = self.present(name).extensions
+        names = present.get_extension_for_class(x509.SubjectAlternativeName).value
+        usages = present.get_extension_for_class(x509.ExtendedKeyUsage).value
+        return self._issue(name, names, usages, None, days)
+
+    def present(self, name: str) -> x509.Certificate:
+        """The certificate in a party's folder."""
+        file = self.folder / check_name(name) / CERTIFICATE
+        try:
+            return x509.load_pem_x509_certificate(file.read_bytes())
+        except (OSError, ValueError) as error:
+            cure = "isthmus keys make DIR --silos NAME writes one"
+            raise DataError("no certificate that can be read", file=file, cure=cure) from error
+
+    def parties(self) -> list[str]:
+        """Those that have a certificate in a folder beside the authority's."""
+        return sorted(path.parent.name for path in self.folder.glob(f"*/{CERTIFICATE}"))
+
+    def revoke(self, name: str, *, keep_newest: bool = False) -> list[int]:
+        """Revoke every certificate that a party has had, or all but the newest, and write the list into the
+        folder of the authority and of every party; the serial numbers that are new on it."""
+        own = self.folder / "authority"
+        with locked(own / ".lock"):
+            serials = [int(row["serial"], 16) for row in self._issued() if row["name"] == name]
+            if (self.folder / check_name(name) / CERTIFICATE).exists():
+                present = self.present(name).serial_number  # an older Isthmus has kept no list
+                serials = [*(serial for serial in serials if serial != present), present]
+            if not serials:
+                raise ConfigError(f"this authority knows no {name!r}", value=name, known=self.parties())
+            before = _revocations(own / REVOKED)
+            listed = {entry.serial_number for entry in before}
+            new = [serial for serial in (serials[:-1] if keep_newest else serials) if serial not in listed]
+            self._write_revoked([*before, *(_revoked(serial) for serial in new)])
+        return new
+
+    def _write_revoked(self, entries: Iterable[x509.RevokedCertificate]) -> None:
+        now = datetime.datetime.now(datetime.UTC)
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self.certificate.subject)
+            .last_update(now - datetime.timedelta(hours=1))
+            # as long as the authority: a list that nobody replaced in time must not end all connections
+            .next_update(self.certificate.not_valid_after_utc)
+            .add_extension(issuer, critical=False)
+            .add_extension(x509.CRLNumber(time.time_ns()), critical=False)
+        )
+        for entry in entries:
+            builder = builder.add_revoked_certificate(entry)
+        signed = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        for folder in ("authority", *self.parties()):
+            write_whole(self.folder / folder / REVOKED, signed)
+
+    def _issued(self) -> list[dict[str, str]]:
+        """Every certificate that was ever issued: its name, its serial number, when it ends."""
+        file = self.folder / "authority" / ISSUED
+        if not file.exists():
+            return []
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+
+    def _issue(
+        self,
+        name: str,
+        names: x509.SubjectAlternativeName,
+        usages: x509.ExtendedKeyUsage,
+        start: datetime.datetime | None,
+        days: float,
+    ) -> Tls:
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         key = ec.generate_private_key(ec.SECP256R1())
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = (
             _builder(subject, self.certificate.subject, key, start, days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage("digital_signature"), critical=True)
-            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(usages, critical=False)
+            .add_extension(names, critical=False)
             .add_extension(issuer, critical=False)
         )
-        own = self.folder / name
-        own.mkdir(parents=True, exist_ok=True)
-        os.chmod(own, 0o700)
-        credentials = files(own)
-        write_private(credentials.key, _pem(key))
         signed = builder.sign(self._key, hashes.SHA256())
-        credentials.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-        credentials.authority.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
-        return credentials
+        self._note(name, signed)
+        return self._written(private_folder(self.folder / name), _pem(key), signed)
+
+    def _note(self, name: str, signed: x509.Certificate) -> None:
+        """Before anybody has it: what is not on this list cannot be revoked."""
+        row = {
+            "name": name,
+            "serial": f"{signed.serial_number:x}",
+            "ends": signed.not_valid_after_utc.isoformat(),
+        }
+        with locked(self.folder / "authority" / ".lock"):
+            rows = [*self._issued(), row]
+            text = "".join(json.dumps(each) + "\n" for each in rows)
+            write_private(self.folder / "authority" / ISSUED, text.encode())
+
+    def _written(self, own: Path, key: bytes, signed: x509.Certificate) -> Tls:
+        """A certificate and its key in a folder; one that is read halfway has the pair before."""
+        os.chmod(own, 0o700)
+        tls = files(own)
+        if tls.key.exists():
+            write_private(tls.former_key, signing_key(tls).read_bytes())
+        write_private(tls.key, key)
+        write_whole(tls.authority, self.certificate.public_bytes(serialization.Encoding.PEM))
+        write_whole(tls.certificate, signed.public_bytes(serialization.Encoding.PEM))
+        tls.former_key.unlink(missing_ok=True)
+        list_of_revoked = self.folder / "authority" / REVOKED
+        if list_of_revoked.exists():
+            write_whole(tls.revoked, list_of_revoked.read_bytes())
+        return tls
+
+
+def _revoked(serial: int) -> x509.RevokedCertificate:
+    now = datetime.datetime.now(datetime.UTC)
+    return x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
 
 
 def _new_authority() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

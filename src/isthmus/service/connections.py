@@ -25,7 +25,7 @@ from uvicorn import Config
 from uvicorn import Server as _UvicornServer
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from isthmus.service.certificates import server_context
+from isthmus.service.certificates import LiveTls, server_context
 from isthmus.service.security import CONNECTION, PEER, Peer
 from isthmus.service.settings import RequestLimits
 
@@ -53,6 +53,8 @@ class Visitor:
     known: bool = False
     """Whether a request over it had a valid key or a known certificate."""
     busy: bool = False
+    serial: int = 0
+    """Of its certificate, if it has shown one."""
 
 
 class Door:
@@ -94,6 +96,12 @@ class Door:
             self.left(visitor)
             self._add(visitor)
 
+    def turn_out(self, revoked: Collection[int]) -> None:
+        """Close the connections with certificates that hold no longer, whatever is under way on them."""
+        for visitor in [each for each in self._all if each.serial in revoked] if revoked else ():
+            self.left(visitor)
+            visitor.leave()
+
     def left(self, visitor: Visitor) -> None:
         """The connection is gone."""
         if visitor not in self._all:
@@ -132,6 +140,8 @@ class PeerProtocol(HttpToolsProtocol):
                 self._refuse(HTTPStatus.SERVICE_UNAVAILABLE)
                 return
         self._visitor.leave = self._end
+        if peer is not None:
+            self._visitor.serial = peer.serial
         self._expect("head", self._limits.header_seconds - (self.loop.time() - self._visitor.since))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -258,8 +268,8 @@ class PeerProtocol(HttpToolsProtocol):
 class _Handshake(asyncio.Protocol):
     """TLS on a connection that the door has let in: it takes no longer than headers may."""
 
-    def __init__(self, make: Callable[..., PeerProtocol], context: ssl.SSLContext, door: Door) -> None:
-        self._make, self._context, self._door = make, context, door
+    def __init__(self, make: Callable[..., PeerProtocol], tls: LiveTls, door: Door) -> None:
+        self._make, self._tls, self._door = make, tls, door
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         loop, raw = asyncio.get_running_loop(), transport.get_extra_info("socket")
@@ -278,7 +288,7 @@ class _Handshake(asyncio.Protocol):
         await asyncio.get_running_loop().connect_accepted_socket(
             partial(self._make, visitor=visitor),
             connection,
-            ssl=self._context,
+            ssl=self._tls.current.context,
             ssl_handshake_timeout=self._door.limits.header_seconds,
         )
 
@@ -294,6 +304,8 @@ class Server(_UvicornServer):
     nodes of one machine that nobody asks would take a tenth of a core."""
 
     scheme = "http"
+    watch: Callable[[], object] = staticmethod(lambda: None)
+    """What is done every second."""
     _should_exit = False
     _end: Callable[[], object] | None = None
 
@@ -316,6 +328,7 @@ class Server(_UvicornServer):
         tick = 0
         while not await self.on_tick(tick):
             tick += TICKS
+            self.watch()
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICKS / 10):
                     await ending.wait()
@@ -336,11 +349,11 @@ def server(
     """
     limits = limits or RequestLimits()
     door = Door(limits)
-    context = None if tls is None else server_context(tls, mutual=mutual)
+    live = None if tls is None else LiveTls(tls, partial(server_context, mutual=mutual))
 
     def accept(**options: Any) -> asyncio.Protocol:
         make = partial(PeerProtocol, door=door, **options)
-        return make() if context is None else _Handshake(make, context, door)
+        return make() if live is None else _Handshake(make, live, door)
 
     config = Config(
         app,
@@ -356,7 +369,8 @@ def server(
         timeout_graceful_shutdown=5,
     )
     serving = Server(config)
-    serving.scheme = "http" if context is None else "https"
+    if live is not None:
+        serving.scheme, serving.watch = "https", lambda: door.turn_out(live.current.revoked)
     return serving
 
 
@@ -372,7 +386,8 @@ def _peer(connection: ssl.SSLObject | None) -> Peer | None:
     if len(names) != 1:
         return None
     encoded = connection.getpeercert(binary_form=True) if connection is not None else None
-    return Peer(names[0], ssl.cert_time_to_seconds(str(certificate["notAfter"])), encoded or b"")
+    ends = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
+    return Peer(names[0], ends, encoded or b"", int(certificate["serialNumber"], 16))
 
 
 def listen_problem(port: int, host: str = "127.0.0.1") -> str:

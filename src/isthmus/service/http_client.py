@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from isthmus.errors import ConfigError, SiloUnavailable
+from isthmus.service.certificates import Credentials, LiveTls
 
 IDLE = 32
 """Connections kept open while nothing is asked."""
@@ -41,32 +42,48 @@ class HttpClient:
     """Keep-alive connections to one address; `name` is the DNS name its certificate must have."""
 
     def __init__(
-        self, url: str, *, context: ssl.SSLContext | None = None, name: str | None = None, most: int = 8 << 20
+        self, url: str, *, tls: LiveTls | None = None, name: str | None = None, most: int = 8 << 20
     ) -> None:
         parts = urlsplit(url)
         secure = parts.scheme == "https"
-        if secure != (context is not None):
+        if secure != (tls is not None):
             raise ConfigError(f"{url} needs [tls]" if secure else f"{url} is not https", expected="https://")
         if not parts.hostname:
             raise ConfigError(f"no host in {url!r}", value=url, expected="https://host:port")
         self.host, self.port = parts.hostname, parts.port or (443 if secure else 80)
-        self._context, self._name = context, name if secure else None
+        self._tls, self._name = tls, name if secure else None
         self._most, self._root = most, parts.path.rstrip("/")
         self._idle: list[_Connection] = []
 
+    @property
+    def credentials(self) -> Credentials | None:
+        """What a connection has to be made with now; None without TLS. Idle ones with others are closed."""
+        current = None if self._tls is None else self._tls.current
+        if self._idle and self._idle[-1].credentials is not current:
+            self.close()
+        return current
+
     async def ask(
-        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        over: Credentials | None = None,
     ) -> HttpReply:
-        """Send a request and wait for its answer, as long as the caller does."""
+        """Send a request and wait for its answer, as long as the caller does; `over` a connection with the
+        credentials that it was signed with, else with those of now."""
         request = self._request(method, path, headers or {}, body)
-        idle = self._waiting()
+        over = over or self.credentials
+        idle = self._waiting(over)
         if idle is not None:
             try:
                 return await self._over(idle, request)
             except SiloUnavailable:
                 if idle.responded:
                     raise  # else the other side had closed it meanwhile, and a new connection may do
-        return await self._over(await self._connect(), request)
+        return await self._over(await self._connect(over), request)
 
     async def _over(self, connection: _Connection, request: bytes) -> HttpReply:
         try:
@@ -74,7 +91,7 @@ class HttpClient:
         except BaseException:
             connection.close()
             raise
-        if connection.is_open and len(self._idle) < IDLE:
+        if connection.is_open and len(self._idle) < IDLE and connection.credentials is self.credentials:
             self._idle.append(connection)
         else:
             connection.close()
@@ -85,22 +102,23 @@ class HttpClient:
         while self._idle:
             self._idle.pop().close()
 
-    def _waiting(self) -> _Connection | None:
+    def _waiting(self, over: Credentials | None) -> _Connection | None:
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_open:
+            if connection.is_open and connection.credentials is over:
                 return connection
+            connection.close()
         return None
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self, over: Credentials | None) -> _Connection:
         loop = asyncio.get_running_loop()
         try:
             _, connection = await loop.create_connection(
-                lambda: _Connection(self._most),
+                lambda: _Connection(self._most, over),
                 self.host,
                 self.port,
-                ssl=self._context,
-                server_hostname=self._name if self._context else None,
+                ssl=None if over is None else over.context,
+                server_hostname=self._name if over else None,
             )
         except ssl.SSLCertVerificationError as error:
             raise BrokenReply(f"its certificate is not the one expected: {error.verify_message}") from error
@@ -122,8 +140,8 @@ class HttpClient:
 class _Connection(asyncio.Protocol):
     """One connection; one request at a time."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, credentials: Credentials | None) -> None:
+        self._most, self.credentials = most, credentials
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[HttpReply] | None = None
         self._parser: Any = None

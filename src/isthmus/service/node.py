@@ -59,7 +59,7 @@ from isthmus.service.reliability import validation_curves
 from isthmus.service.scale import baseline_of, measure
 from isthmus.service.scoring import Scorer, check_scores, try_on_query
 from isthmus.service.searching import Searcher, load_scorer
-from isthmus.service.security import HitTokens, local_secret
+from isthmus.service.security import HitTokens, LiveSecret, local_secret
 from isthmus.service.settings import OPERATOR, NodeSettings, SharedStatistics, secret
 from isthmus.service.silo_documents import SiloDocuments
 from isthmus.service.silo_learner import SiloLearner
@@ -193,7 +193,7 @@ class Node:
         )
         self._model = self._restored_model()
         self.searcher = Searcher(settings.silo, self.index, self.store, self._scorer(), settings.depth)
-        self.tokens = HitTokens(settings.silo, local_secret(folder / "feedback.key"))
+        self.tokens = HitTokens(settings.silo, LiveSecret(folder / "feedback.key"))
         self.judgements = SiloJudgements(settings.silo, self.store, self.tokens, self._ids)
         self.documents = SiloDocuments(
             settings.silo,

@@ -1,6 +1,6 @@
 """Who is asking: a person, and the signed statement by which a broker names them to a silo.
 
-    sign = signer(tls.key)                                                # the broker's own TLS key
+    sign = signer(tls.key.read_bytes())                                   # the broker's own TLS key
     text = Statement(person, "north", "POST /v1/search", message, digest).signed(sign)
     Statement.read(text, certificate=peer.certificate).person            # Refused unless that key signed it
 
@@ -18,7 +18,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 from cryptography import x509
@@ -27,7 +26,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 
 from isthmus.errors import ConfigError, DataError, Refused
-from isthmus.files import private_file
 
 HEADER = "isthmus-person"
 """The header that a statement travels in."""
@@ -110,16 +108,17 @@ def digest_of(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def signer(key: Path) -> Sign:
-    """Signs with the private key in a PEM file: elliptic curve, Ed25519 or RSA."""
-    loaded: Any = serialization.load_pem_private_key(private_file(key).read_bytes(), None)
+@lru_cache(4)
+def signer(key: bytes) -> Sign:
+    """Signs with a private key, PEM: elliptic curve, Ed25519 or RSA."""
+    loaded: Any = serialization.load_pem_private_key(key, None)
     if isinstance(loaded, ed25519.Ed25519PrivateKey):
         return loaded.sign
     if isinstance(loaded, ec.EllipticCurvePrivateKey):
         return partial(loaded.sign, signature_algorithm=ec.ECDSA(hashes.SHA256()))
     if isinstance(loaded, rsa.RSAPrivateKey):
         return partial(loaded.sign, padding=_PSS, algorithm=hashes.SHA256())
-    raise DataError("no key that can sign who asks", file=key, cure="isthmus keys make writes one")
+    raise DataError("no key that can sign who asks", cure="isthmus keys make writes one")
 
 
 def token_signer(token: str) -> Sign:

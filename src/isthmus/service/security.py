@@ -37,7 +37,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from isthmus.errors import ConfigError, DataError, Refused
 from isthmus.files import locked, private_file, write_private
-from isthmus.service.certificates import private_folder
+from isthmus.service.certificates import private_folder, stamp
 from isthmus.service.people import Person
 from isthmus.service.settings import SCOPES
 
@@ -94,6 +94,7 @@ class Peer:
     expires: float
     certificate: bytes = field(default=b"", repr=False)
     """As TLS has verified it, DER."""
+    serial: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,20 @@ class ApiKeys:
             self._write({**self._read(), number: key})
         return f"{PREFIX}_{number}_{secret}"
 
+    def rotate(self, number: str, *, overlap: float, days: float | None = DAYS) -> str:
+        """Another key for the same owner with the same rights; this one holds `overlap` days more at most."""
+        before = self._read().get(number)
+        if before is None:
+            raise ConfigError(f"no API key {number!r} in {self.path}", key=number, known=self._read())
+        token = self.add(before.name, scopes=before.scopes, days=days, groups=before.groups)
+        with self._file_lock():
+            keys = dict(self._read())
+            if number in keys:  # else it was revoked meanwhile
+                ends = self._clock() + overlap * _DAY
+                keys[number] = replace(keys[number], expires=min(ends, keys[number].expires or ends))
+                self._write(keys)
+        return token
+
     def revoke(self, number: str) -> ApiKey:
         """Forget the key with this id."""
         with self._file_lock():
@@ -197,11 +212,9 @@ class ApiKeys:
         return key.expires is None or key.expires > self._clock()
 
     def _read(self) -> Mapping[str, ApiKey]:
-        try:
-            status = os.stat(self.path)
-        except FileNotFoundError:
+        seen = stamp(self.path)
+        if seen is None:
             return {}
-        seen = (status.st_mtime_ns, status.st_size, status.st_ino)
         if seen != self._seen:
             self._keys, self._seen = _parsed(private_file(self.path)), seen
         return self._keys
@@ -342,12 +355,38 @@ def local_secret(path: Path) -> bytes:
     return key
 
 
+class LiveSecret:
+    """The key in this file, made if there is none, and read again when another has taken its place."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._key = path, local_secret(path)
+        self._seen = stamp(path)
+
+    def __call__(self) -> bytes:
+        """The key that holds now."""
+        seen = stamp(self._path)
+        if seen != self._seen and seen is not None:
+            self._key, self._seen = local_secret(self._path), seen
+        return self._key
+
+
 class HitTokens:
     """Makes and opens the tokens of one silo's hits."""
 
-    def __init__(self, silo: str, key: bytes, *, clock: Callable[[], float] = time.time) -> None:
-        self._silo, self._cipher, self._clock = silo.encode(), AESSIV(key), clock
-        self._names = hmac.new(key, b"names of hits", hashlib.sha256).digest()
+    def __init__(self, silo: str, key: bytes | LiveSecret, *, clock: Callable[[], float] = time.time) -> None:
+        self._silo, self._source, self._clock = silo.encode(), key, clock
+        self._derived = self._derive(key if isinstance(key, bytes) else key())
+
+    @staticmethod
+    def _derive(key: bytes) -> tuple[bytes, AESSIV, bytes]:
+        return key, AESSIV(key), hmac.new(key, b"names of hits", hashlib.sha256).digest()
+
+    @property
+    def _keys(self) -> tuple[bytes, AESSIV, bytes]:
+        """The key, its cipher, and the key of names."""
+        if not isinstance(self._source, bytes) and (key := self._source()) != self._derived[0]:
+            self._derived = self._derive(key)
+        return self._derived
 
     def seal(self, document: str, *, query: str, peer: str) -> str:
         """A token for this hit; the same within a minute."""
@@ -369,13 +408,13 @@ class HitTokens:
         minute = int(self._clock() // 60).to_bytes(_STAMP, "big")
         plain = minute + document.encode("utf-8", "surrogatepass")
         plain += b"\0" * (-len(plain) % BLOCK)  # no id has a NUL
-        sealed = self._cipher.encrypt(plain, bound)
+        sealed = self._keys[1].encrypt(plain, bound)
         return base64.urlsafe_b64encode(sealed).decode("ascii").rstrip("=")
 
     def _unsealed(self, token: str, bound: list[bytes]) -> str | None:
         try:
             sealed = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
-            plain = self._cipher.decrypt(sealed, bound)
+            plain = self._keys[1].decrypt(sealed, bound)
         except (InvalidTag, ValueError, binascii.Error):
             return None
         age = self._clock() - 60 * int.from_bytes(plain[:_STAMP], "big")
@@ -386,7 +425,7 @@ class HitTokens:
     def name(self, document: str, *, peer: str) -> str:
         """A document's pseudonym towards a peer that may not read it: its own id may reveal contents."""
         named = b"\0".join((self._silo, peer.encode(), document.encode("utf-8", "surrogatepass")))
-        return hmac.new(self._names, named, hashlib.sha256).hexdigest()[:24]
+        return hmac.new(self._keys[2], named, hashlib.sha256).hexdigest()[:24]
 
     def _bound(self, query: str, peer: str) -> list[bytes]:
         return [self._silo, peer.encode(), query.encode("utf-8", "surrogatepass")]

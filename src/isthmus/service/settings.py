@@ -56,6 +56,16 @@ class Tls:
     key: Path
     authority: Path
 
+    @property
+    def revoked(self) -> Path:
+        """The list of certificates that hold no longer, beside the authority; there may be none."""
+        return self.authority.with_suffix(".crl")
+
+    @property
+    def former_key(self) -> Path:
+        """The key before this one, while the certificate is still that key's."""
+        return self.key.with_suffix(".former")
+
 
 @dataclass(frozen=True)
 class Policy:

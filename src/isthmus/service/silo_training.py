@@ -17,11 +17,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from isthmus.errors import ConfigError, ServiceError
-from isthmus.service.certificates import client_context, server_name
+from isthmus.service.certificates import LiveTls, client_context, server_name
 from isthmus.service.coordination import BUSY, FETCH, MESSAGE_TYPE, REPLY, WAIT
 from isthmus.service.logs import end_with_stdin, log_to_stderr
 from isthmus.service.settings import NodeSettings, SiloTraining, Tls
@@ -109,7 +110,10 @@ class CoordinatorClient:
         self._url = f"https://{part.coordinator}"
         self._sni = {"sni_hostname": server_name(part.name)}
         wait = httpx.Timeout(10.0, read=WAIT + 20.0, write=60.0)
-        self._http = httpx.Client(verify=client_context(part.tls), timeout=wait, trust_env=False)
+        self._client = partial(httpx.Client, timeout=wait, trust_env=False)
+        self._tls = LiveTls(part.tls, client_context)
+        self._verify = self._tls.current.context
+        self._http = self._client(verify=self._verify)
 
     def fetch(self, *, busy: str = "") -> bytes | None:
         """The next message, or none yet."""
@@ -127,6 +131,11 @@ class CoordinatorClient:
         from httpx import HTTPError
 
         parts, size = [], 0
+        if (
+            self._tls.current.context is not self._verify
+        ):  # who waits for an answer waits on the client before
+            self._verify = self._tls.current.context
+            self._http = self._client(verify=self._verify)
         try:
             with self._http.stream(
                 "POST", self._url + path, content=data, headers=dict(headers), extensions=self._sni
