@@ -221,7 +221,7 @@ def test_a_forged_or_vanished_list_leaves_the_one_before(tmp_path, caplog):
 
 @pytest.mark.parametrize("step", range(4))
 def test_a_renewal_that_is_killed_leaves_a_pair_that_holds(tmp_path, monkeypatch, step):
-    """Whatever was written last: what starts then has a certificate with its key; the next renewal is whole."""
+    """Whatever was written last: what starts then has a certificate with its key, and can be renewed."""
     authority = Authority.at(tmp_path)
     tls = authority.issue("north", clients=False)
     count = 0

@@ -225,8 +225,8 @@ class Keyring:
             raise DataError(f"belongs to {identity.name}", file=file, cure="give each silo its own folder")
         return identity
 
-    def redraw(self, name: str) -> Identity:
-        """Draw another key in the place of the one in this file, whose epoch counts on; who the silo is."""
+    def redraw(self, name: str) -> None:
+        """Draw another key in the place of the one in this file, whose epoch counts on."""
         file = self.path / name
         with self._alone():
             if name == "identity.key":
@@ -234,7 +234,6 @@ class Keyring:
             else:
                 epoch = int(_secret(file, ("secret",), "there is none to take the place of")["epoch"]) + 1
                 _keep(file, {"epoch": epoch, "secret": os.urandom(KEY).hex()})
-        return self.identity()
 
     def identity(self) -> Identity:
         """Who this silo is."""

@@ -27,9 +27,8 @@ from pathlib import Path
 
 from isthmus.errors import ConfigError, DataError
 from isthmus.files import private_file, write_private
-from isthmus.private import Keyring, SiloFolder, release_costs, write_card
+from isthmus.private import LEDGER, Keyring, release_costs, write_card
 from isthmus.private.ledger import Ledger
-from isthmus.private.store import LEDGER
 from isthmus.retrieval import FIELD_TABLES, TEXT
 from isthmus.service.security import KEY_BYTES, local_secret
 from isthmus.service.settings import NodeSettings, read_broker, read_node
@@ -73,6 +72,8 @@ class Kind:
 
 
 def _new_secret(file: Path) -> None:
+    if not file.exists():
+        raise DataError("there is no key yet", file=file, cure="it is made when it is first needed")
     local_secret(file)  # which refuses what is no key of ours
     write_private(file, secrets.token_hex(KEY_BYTES).encode() + b"\n")
 
@@ -130,7 +131,7 @@ def _count_costs(what: str) -> Callable[[Path], list[str]]:
     def costs(folder: Path) -> list[str]:
         ring = Keyring.at(folder)
         ring.noise_key() if "noise" in what else ring.group_key()
-        ledger = SiloFolder(folder).path / LEDGER
+        ledger = folder / LEDGER
         return [
             what,
             f"{folder}: what is published from now on is charged anew, its whole ε; {_left(ledger, 0.0)}",
@@ -157,7 +158,8 @@ def _identity_costs(folder: Path) -> list[str]:
 
 def _change_identity(folder: Path, text: str) -> None:
     ring = Keyring.at(folder)
-    card = ring.redraw("identity.key").card
+    ring.redraw("identity.key")
+    card = ring.identity().card
     write_card(card, ring.path / f"{card.name}.card")
 
 
@@ -205,7 +207,7 @@ def read_hash_key(file: Path) -> str:
 
 
 def _in_keyring(name: str) -> Callable[[Path, str], None]:
-    return lambda folder, text: Keyring.at(folder).redraw(name) and None
+    return lambda folder, text: Keyring.at(folder).redraw(name)
 
 
 KINDS: dict[str, Kind] = {
