@@ -22,6 +22,11 @@ NAMES = ("north", "south", "west")
 WORDS = " ".join(TOPICS).split()
 QUERIES = [f"{one} {other}" for one, other in combinations(WORDS, 2)]
 PATIENCE = 60.0
+PATIENT = "patient-zanzibar-4711"
+LETTERS = {
+    f"letter-of-zanzibar-{at}.md": f"kumquatarian pelicans resigned number{at} on thursdayish mornings"
+    for at in range(3)
+}
 
 
 def isthmus(*arguments):
@@ -46,6 +51,10 @@ def folder(tmp_path_factory):
             (documents / f"{draft.id}.md").write_text(f"# {draft.title}\n\n{draft.body}\n", encoding="utf-8")
             right = (query for query in QUERIES if draft.title in query.split())
             rows += [(query, f"{draft.id}.md", 1, name) for query in right]
+    for id, text in LETTERS.items():
+        letter = f"---\nsubject: {PATIENT}\n---\n# Letter\n\n{text}\n"
+        (folder / "north" / "documents" / id).write_text(letter, encoding="utf-8")
+        rows += [(query, id, 0, "north") for query in QUERIES[:3]]
     with open(folder / "judged.csv", "w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("query", "document", "relevant", "silo"), *rows])
     return folder
@@ -57,6 +66,36 @@ def until(condition, what):
         assert time.monotonic() < end, what
         time.sleep(0.3)
     return value
+
+
+def withdrawn(folder, broker, version):
+    """A patient withdraws from a federation that has searched, judged and learned: it is found nowhere, in
+    the folders of nodes and broker, their stores, logs, indices and models; only the source still has it."""
+    pieces = [PATIENT.encode(), *(id.encode() for id in LETTERS)]
+    pieces += {text[at : at + 12].encode() for text in LETTERS.values() for at in range(len(text) - 11)}
+
+    def left():
+        files = (path for path in folder.rglob("*") if path.is_file())
+        aside = (folder / "north" / "documents", folder / "judged.csv")
+        searched = [path for path in files if not any(path.is_relative_to(each) for each in aside)]
+        return [path for path in searched if any(piece in path.read_bytes().lower() for piece in pieces)]
+
+    until(
+        lambda: set(LETTERS) & {hit.document for hit in broker.search("pelicans").hits}, "letters are found"
+    )
+    names = {path.name for path in left()}
+    assert {"judged.json"} <= names
+    assert any(name.startswith("documents.db") for name in names)
+    receipt = isthmus("documents", "erase", "--subject", PATIENT, "--config", folder / "north" / "silo.toml")
+    assert {each["id"] for each in receipt["documents"]} == set(LETTERS)
+    assert receipt["judgements"] == 3 * len(LETTERS)
+    assert any(line.startswith(version) for line in receipt["relearn"])
+    assert left() == []
+    assert not set(LETTERS) & {hit.document for hit in broker.search("pelicans").hits}
+    releases = {silo.silo: silo.release for silo in broker.silos().silos}
+    assert [name for name, release in releases.items() if release.outdated_model] == ["north"]
+    isthmus("node", "reload", "--config", folder / "north" / "silo.toml")
+    assert left() == [], "its source does not bring it back"
 
 
 def test_silos_learn_and_one_that_comes_back_gets_the_model(folder):
@@ -102,6 +141,7 @@ def test_silos_learn_and_one_that_comes_back_gets_the_model(folder):
         view = broker.learning()
         assert (view.state, view.current) == ("idle", first["version"])
 
+        withdrawn(folder, broker, first["version"])
         for _ in range(2):  # the second time the broker knows that it had it
             west = federation.processes["west"]
             west.kill()

@@ -457,6 +457,8 @@ class NodeApi:
     async def erase_documents(self, request: Request, body: wire.Erase) -> Response:
         """Remove all that is known of documents; a receipt."""
         self._allowed(request, "operate")
+        if not body.ids and not body.subject:
+            raise HttpProblem(422, "name documents or a subject")
         try:
             return _json(await self._apart(erase, self.node, body.ids, subject=body.subject))
         except DataError as error:

@@ -79,7 +79,8 @@ function budget(release) {
     make("div", { class: "track", role: "img", "aria-label": `ε ${decimal(spent)} of ${decimal(spent + left)} spent` },
       make("span", { class: `fill ${share > 0.9 ? "down" : ""}`, width: `${share * 100}%` })),
     make("p", {}, `ε = ${decimal(spent)} spent on the dearest ${release.unit}, ${decimal(left)} left.`),
-    release.meaning ? make("p", { class: "hint" }, release.meaning) : null);
+    release.meaning ? make("p", { class: "hint" }, release.meaning) : null,
+    release.outdated_model ? make("p", { class: "warn" }, "Its model was learned with judgements of documents that were erased since: let the silos learn again.") : null);
 }
 
 function departures(release, name, open) {
