@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from dataclasses import replace
@@ -14,7 +15,9 @@ from isthmus.errors import ConfigError, DataError
 from isthmus.service.oidc import Provider
 from isthmus.service.people import Person
 from isthmus.service.security import ApiKeys
-from isthmus.service.settings import read_broker
+from isthmus.service.sessions import Sessions
+from isthmus.service.settings import OidcSettings, read_broker
+from isthmus.service.signin import check_provider
 
 ROOT = Path(__file__).resolve().parent.parent
 TOML = """
@@ -98,6 +101,12 @@ def test_the_client_s_secret_is_for_its_owner_only(tmp_path):
     with pytest.raises(DataError, match="chmod 600"):
         Provider(settings)
     assert Provider(replace(settings, client_secret_file=None)).host == "sso.hospital.example"
+
+
+def test_an_operator_hears_at_the_start_that_nobody_can_sign_in(caplog):
+    settings = OidcSettings("http://127.0.0.1:1", "isthmus", "http://127.0.0.1:8100", {"*": ("search",)})
+    asyncio.run(check_provider(Sessions(None, Provider(settings))))
+    assert "127.0.0.1 does not answer: ConnectError" in caplog.text
 
 
 def test_keys_have_groups(tmp_path, capsys):

@@ -60,7 +60,9 @@ def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
     async def life(app: FastAPI) -> AsyncIterator[None]:
         await broker.start()
         app.state.learning.start()
+        checking = asyncio.create_task(signin.check_provider(app.state.gate.sessions))
         yield
+        checking.cancel()
         await app.state.learning.stop()
         await broker.stop()
 

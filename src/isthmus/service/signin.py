@@ -142,6 +142,15 @@ async def end_sessions(query: Annotated[wire.SessionsOf, Query()], request: Requ
     return wire.EndedSessions(ended=0 if sessions is None else sessions.end(query.person))
 
 
+async def check_provider(sessions: Sessions | None) -> None:
+    """Warn the operator where nobody could sign in at the provider."""
+    try:
+        if sessions is not None and sessions.provider is not None:
+            await sessions.provider.begin()
+    except NotSignedIn as refusal:
+        _log.warning("nobody can sign in at the provider for now: %s", refusal)
+
+
 def _administered(request: Request) -> Sessions | None:
     if not request.scope[CALLER].may("admin"):
         raise HttpProblem(403, "this needs a key with the scope admin")
