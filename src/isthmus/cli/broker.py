@@ -164,6 +164,8 @@ def _count_line(silo: SiloCount, threshold: float) -> str:
     if answer is None:
         return f"{silo.status}: {plain(silo.detail)}"
     what = "with all words" if answer.by == "words" else f"at least {threshold:g} probable"
+    if answer.unit != "document":
+        what = f"{plain(answer.unit)}s, by documents {what}"
     cost = "asked before, nothing charged" if answer.repeated else f"ε = {answer.epsilon:g} charged"
     return f"{answer.count:>6,} ({answer.low:,} to {answer.high:,}) {what}; {cost}"
 

@@ -74,9 +74,10 @@ def _reload(arguments: argparse.Namespace, settings: NodeSettings) -> int:
 def _index(arguments: argparse.Namespace, settings: NodeSettings) -> int:
     """Work on the silo's folder while no node serves it; 1 where a source fails."""
     from isthmus.report import Progress
-    from isthmus.service import Node, folder_lock, load_all
+    from isthmus.service import Node, carry_on, folder_lock, load_all
 
     with folder_lock(settings.folder), Node(settings).offline() as node:
+        carry_on(node)
         errors: list[Exception] = []
         reports: list[SourceReport] = []
         done = load_all(node.settings.sources, node.store, errors.append, settings.reading, reports=reports)

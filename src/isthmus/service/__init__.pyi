@@ -21,6 +21,7 @@ from isthmus.service.endpoint_calibration import JudgedAnswers as JudgedAnswers
 from isthmus.service.endpoint_calibration import calibrated as calibrated
 from isthmus.service.endpoint_calibration import judging_app as judging_app
 from isthmus.service.endpoint_calibration import proxy_app as proxy_app
+from isthmus.service.erasure import carry_on as carry_on
 from isthmus.service.erasure import erase as erase
 from isthmus.service.erasure import note_export as note_export
 from isthmus.service.export import export_rows as export_rows
