@@ -193,6 +193,10 @@ class AttachedStore(SqliteStore):
         """All documents are read in one."""
         return {self._engine.reader.language or DEFAULT: self.count()}
 
+    def principals(self) -> frozenset[str]:
+        """None: the engine knows."""
+        return frozenset()
+
     def put(self, documents: Iterable[Draft], *, source: str = "") -> Counts:
         """Refused: documents are changed where they are."""
         raise Refused(self._elsewhere)

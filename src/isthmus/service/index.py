@@ -170,6 +170,12 @@ class Index:
         with self._writing:
             self.engine.close()
 
+    def languages(self, principals: frozenset[str]) -> frozenset[str]:
+        """That documents are in which these principals may see."""
+        if not self.snapshot.languages:
+            return self.snapshot.languages
+        return beyond_english(self.store.languages(principals))
+
     @property
     def behind(self) -> int:
         """How many changes of the store are not in the index, at most."""

@@ -59,20 +59,32 @@ class SiloJudgements:
     ) -> None:
         self._silo, self._store, self._tokens, self._ids = silo, store, tokens, ids
 
-    def present(self, question: wire.DocumentDigests, name: Naming) -> wire.PresentDocuments:
-        """Which of the digests are of this silo's documents."""
-        own = {id_digest(name(id), question.key) for id in self._ids()}
+    def _seen(self, principals: frozenset[str] | None) -> Iterable[str]:
+        ids = self._ids()
+        return ids if principals is None else self._store.present(ids, principals)
+
+    def present(
+        self, question: wire.DocumentDigests, name: Naming, principals: frozenset[str] | None = None
+    ) -> wire.PresentDocuments:
+        """Which of the digests are of this silo's documents, of those that these principals may see."""
+        own = {id_digest(name(id), question.key) for id in self._seen(principals)}
         return wire.PresentDocuments(
             present=[at for at, digest in enumerate(question.digests) if digest in own]
         )
 
-    def take(self, batch: wire.AttributedBatch, peer: str, name: Naming) -> wire.Imported:
-        """Store what a peer brings of documents there are."""
+    def take(
+        self,
+        batch: wire.AttributedBatch,
+        peer: str,
+        name: Naming,
+        principals: frozenset[str] | None = None,
+    ) -> wire.Imported:
+        """Store what a peer brings of documents there are, and that these principals may see."""
         named = {each.document for each in batch.judgements if each.silo in (None, self._silo)}
         if name is str:
-            ids = {id: id for id in self._store.present(named)}
+            ids = {id: id for id in self._store.present(named, principals)}
         else:
-            ids = {pseudonym: id for id in self._ids() if (pseudonym := name(id)) in named}
+            ids = {pseudonym: id for id in self._seen(principals) if (pseudonym := name(id)) in named}
         return import_judgements(self._store, batch.judgements, ids, peer=peer, person=batch.person)
 
     def page(self, peer: str, after: str, name: Naming) -> wire.JudgementPage:

@@ -203,6 +203,7 @@ class Node:
             lambda: self.settings.sources,
             link="" if settings.engine is None else settings.engine.link,
         )
+        self._rules_read = self._restored_rules()
         self._sharing = threading.Lock()
         self._restore_shared()
         self._wake, self._stopped, self._read = threading.Event(), threading.Event(), threading.Event()
@@ -293,6 +294,7 @@ class Node:
                 if self._again.is_set() or self._watch.has_changed(self.settings.sources, every):
                     self._read_and_tell()
                 self._catch_up()
+                self._note_rules()
                 self._sketch()
                 self._load_new_models()
                 self._ahead.settle(older=SETTLED)
@@ -376,6 +378,7 @@ class Node:
                 errors.append,
                 self.settings.reading,
                 reports=self.source_reports,
+                keep=self.has_read_rules,
             )
         _log.info("sources: %s added, %s changed, %s removed", done.added, done.changed, done.removed)
         for report in self.source_reports:
@@ -383,6 +386,31 @@ class Node:
                 _log.warning("%s", report)
         self._wake.set()
         return errors
+
+    @property
+    def _rules(self) -> str:
+        """Who may see documents, by the sources as they are set now."""
+        rules = [(each.label, each.allow, each.rules) for each in self.settings.sources]
+        return hashlib.sha256(repr(rules).encode()).hexdigest() if any(each[1:] for each in rules) else ""
+
+    @property
+    def has_read_rules(self) -> bool:
+        """Whether documents are found by the rules of their sources as these are now, not as they were."""
+        return self._rules_read == self._rules
+
+    def _note_rules(self) -> None:
+        """All sources have been read and all changes indexed."""
+        is_whole = self._read.is_set() and not any(report.failed for report in self.source_reports)
+        if not self.has_read_rules and is_whole and not self.index.behind:
+            self._rules_read = self._rules
+            with replacing(self.settings.folder / "rules.read") as stream:
+                stream.write(self._rules_read.encode())
+
+    def _restored_rules(self) -> str:
+        try:
+            return (self.settings.folder / "rules.read").read_text(encoding="ascii")
+        except OSError:
+            return ""
 
     def _catch_up(self) -> None:
         behind = self.index.behind
@@ -521,10 +549,13 @@ class Node:
         """The silo's statistics in the form it allows, charged before they leave."""
         return self.releases.to(peer)
 
-    def count(self, question: wire.CountQuestion, peer: str) -> wire.NoisedCount:
-        """How many documents answer a question, with noise, charged before it leaves; or BudgetExhausted."""
+    def count(
+        self, question: wire.CountQuestion, peer: str, principals: frozenset[str] | None = None
+    ) -> wire.NoisedCount:
+        """How many of the documents that these principals may see answer a question, with noise, charged
+        before it leaves; or BudgetExhausted."""
         try:
-            return self._counts.answer(question, peer, self.searcher.scorer)
+            return self._counts.answer(question, peer, self.searcher.scorer, principals)
         except BudgetExhausted:
             raise
         except (PrivacyError, DataError) as error:
@@ -742,18 +773,22 @@ class Node:
     def _ids(self) -> list[str]:
         return self.index.snapshot.all_ids()
 
-    def judge(self, verdict: wire.AttributedFeedback, peer: str) -> str:
+    def judge(
+        self, verdict: wire.AttributedFeedback, peer: str, principals: frozenset[str] | None = None
+    ) -> str:
         """Keep a judgement with what the node says of the hit now, or forget it; the document's id.
 
-        A token that is wrong or too old, and a document that is gone since, are one DataError.
+        A token that is wrong or too old, a document that is gone since, and one that these principals may not
+        see, are one DataError.
         """
         document = self.tokens.open(verdict.token, query=verdict.query, peer=peer)
-        if document is None or verdict.silo != self.settings.silo or not self.store.present([document]):
+        is_own = document is not None and verdict.silo == self.settings.silo
+        if document is None or not is_own or not self.store.present([document], principals):
             raise DataError("no such hit")
         if verdict.relevant is None:
             self.store.withdraw(verdict.query, document, peer=peer, person=verdict.person)
             return document
-        probability, evidence = self.searcher.evidence(verdict.query, document)
+        probability, evidence = self.searcher.evidence(verdict.query, document, principals)
         self.store.judge(
             Judgement(
                 verdict.query,

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp
 
 from isthmus import __version__
-from isthmus.engines import principals_of
+from isthmus.engines import ANYBODY, principals_of
 from isthmus.errors import BudgetExhausted, ConfigError, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
 from isthmus.service.apps import METRICS, PROBLEMS, Answers, ShortWay, new_app, problems
@@ -188,6 +188,18 @@ class NodeApi:
             raise HttpProblem(401, "the statement of who asks is for another request")
         return statement.person
 
+    def _rights(
+        self, policy: Policy, person: Person | None, right: str
+    ) -> tuple[Policy, frozenset[str] | None]:
+        """What a person may do of what their peer may, and the principals by which documents are shown; None
+        for the silo's own administrator, who sees all."""
+        if policy is ADMINISTRATOR:
+            return policy, None
+        narrowed = self.settings.narrowed(policy, person)
+        if not getattr(narrowed, right):
+            raise HttpProblem(403, "this silo's policy does not allow it")
+        return narrowed, ANYBODY if person is None else person.principals
+
     async def _apart(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Run work that uses the disk or waits for the index in a thread, outside the event loop."""
         return await _answered(anyio.to_thread.run_sync(lambda: work(*arguments, **named)))
@@ -200,6 +212,9 @@ class NodeApi:
         """The best hits of this silo; matches and spellings beside them where the policy allows it."""
         peer, policy = self._allowed(request, "search")
         person = self._person(request)
+        policy, principals = self._rights(policy, person, "search")
+        if not self.node.has_read_rules:
+            raise HttpProblem(503, "it reads who may see its documents", Retry_After="5")
         limits = self.settings.limits
         if body.k > limits.hits or len(body.query) > limits.query_characters:
             raise HttpProblem(422, "more than this silo's limits allow")
@@ -234,11 +249,14 @@ class NodeApi:
                 encoder=encoder,
                 model=model,
                 extras=extras,
+                principals=principals,
             )
             own = [ids[hit.document] for hit in answer.hits]
             self.node.audit.record_shown(person, peer, policy, own, body.query)
             self._note(peer, policy, answer)
-            hits = self.node.documents.with_access(answer.hits, own, peer=peer, policy=policy)
+            hits = self.node.documents.with_access(
+                answer.hits, own, peer=peer, policy=policy, principals=principals
+            )
             return answer.model_copy(update={"hits": hits})
 
         answer = await self._in_turn(work)
@@ -248,15 +266,16 @@ class NodeApi:
 
     async def count_matches(self, request: Request, body: wire.CountQuestion) -> Response:
         """How many documents answer a question, with noise; nothing else of them."""
-        peer, _ = self._allowed(request, "noised_counts")
-        self._person(request)
+        peer, policy = self._allowed(request, "noised_counts")
+        person = self._person(request)
+        _, principals = self._rights(policy, person, "noised_counts")
         if len(body.query) > self.settings.limits.query_characters:
             raise HttpProblem(422, "more than this silo's limits allow")
         await self._check_indexed()
         if self.settings.log_queries:
             request.scope[NOTE]["query"] = body.query
         try:
-            return _json(await self._in_turn(partial(self.node.count, body, peer)))
+            return _json(await self._in_turn(partial(self.node.count, body, peer, principals)))
         except BudgetExhausted:
             raise HttpProblem(403, wire.BUDGET_SPENT) from None
 
@@ -280,10 +299,11 @@ class NodeApi:
 
     async def feedback(self, request: Request, verdict: wire.AttributedFeedback) -> Response:
         """Keep a judgement of a hit that this peer was shown."""
-        peer, _ = self._allowed(request, "feedback")
-        self._person(request)
+        peer, policy = self._allowed(request, "feedback")
+        person = self._person(request)
+        _, principals = self._rights(policy, person, "feedback")
         try:
-            document = await self._apart(self.node.judge, verdict, peer)
+            document = await self._apart(self.node.judge, verdict, peer, principals)
         except DataError:
             raise HttpProblem(404, UNKNOWN_HIT) from None
         self._audit("feedback", peer, verdict.person, documents=[document], query=verdict.query)
@@ -315,7 +335,8 @@ class NodeApi:
         await self._check_indexed()
 
         def work() -> wire.PresentDocuments:
-            documents = self.node.judgements.present(body, self._naming(peer, policy))
+            principals = None if policy is ADMINISTRATOR else ANYBODY
+            documents = self.node.judgements.present(body, self._naming(peer, policy), principals)
             self.node.note("feedback", peer, len(documents.present), "that it has documents of a list")
             return documents
 
@@ -325,8 +346,8 @@ class NodeApi:
         """Keep judgements by document id."""
         peer, policy = self._allowed(request, "judgements")
         await self._check_indexed()
-        naming = self._naming(peer, policy)
-        return _json(await self._apart(self.node.judgements.take, body, peer, naming))
+        naming, principals = self._naming(peer, policy), None if policy is ADMINISTRATOR else ANYBODY
+        return _json(await self._apart(self.node.judgements.take, body, peer, naming, principals))
 
     async def export_judgements(
         self, request: Request, query: Annotated[wire.JudgementsAfter, Query()]
@@ -493,21 +514,26 @@ class NodeApi:
                 raise HttpProblem(404, "this silo has no such document")
             self._audit("opened", request.scope[CALLER].name, documents=[id])
             return _json(opened)
-        peer, policy = self._allowed(request, "ask" if query.request else "open")
-        person = self._person(request) or (Person(query.person) if query.person else None)
-        note = partial(self.node.audit.record_opened, person, peer, policy, request=query.request)
+        right = "ask" if query.request else "open"
+        peer, policy = self._allowed(request, right)
+        person = self._person(request)
+        policy, principals = self._rights(policy, person, right)
+        opener = person or (Person(query.person) if query.person else None)
+        note = partial(self.node.audit.record_opened, opener, peer, policy, request=query.request)
         naming = self._naming(peer, policy)
-        opening = partial(self.node.documents.open, id, query, peer=peer, name=naming, note=note)
-        return _json(await self._of_hit(opening))
+        work = partial(self.node.documents.open, peer=peer, name=naming, note=note, principals=principals)
+        return _json(await self._of_hit(work, id, query))
 
     async def ask(self, request: Request, body: wire.AttributedAsk) -> Response:
         """Ask the owner for the document of a hit."""
         peer, policy = self._allowed(request, "ask")
-        self._person(request)
+        person = self._person(request)
+        policy, principals = self._rights(policy, person, "ask")
         if policy.ask == "name" and not body.name.strip():
             raise HttpProblem(403, "this silo wants to know by name who asks")
         naming = self._naming(peer, policy)
-        return _json(await self._of_hit(self.node.documents.ask, body, peer=peer, name=naming))
+        work = partial(self.node.documents.ask, principals=principals)
+        return _json(await self._of_hit(work, body, peer=peer, name=naming))
 
     async def requests(self, request: Request, query: Annotated[wire.RequestsOf, Query()]) -> Response:
         """One person's requests with the owner's answers; those of all for whoever manages."""

@@ -33,6 +33,7 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.arrays import IntArray
+from isthmus.engines import EngineReader
 from isthmus.errors import BudgetExhausted
 from isthmus.languages import beyond_english, query
 from isthmus.private import Cost, Covered, Geometric, release_costs
@@ -63,10 +64,9 @@ Readings = Sequence[tuple[frozenset[str], IntArray, IntArray]]
 
 @dataclass(frozen=True, eq=False)
 class _Collection:
-    """What is counted at a change: one document of every unit, by which it is charged; the documents that a
+    """What is counted one document of every unit, by which it is charged; the documents that a
     release of statistics would count; all of them as they are read; and what a unit is called."""
 
-    change: int
     units: Covered
     statistics: Covered
     readings: Readings
@@ -104,18 +104,24 @@ class CountReleases:
         self._file = counts_file(settings)
         self._lock = threading.Lock()
         self._answers = _read(self._file)
-        self._counted: _Collection | None = None
+        self._counted: tuple[EngineReader, _Collection] | None = None
         self._by_subject, self._per_subject = settings.unit == "subject", settings.per_subject
         self._noun = settings.subject_noun or "subject"
         ledger.expect(max((each.ledger for each in self._answers.values()), default=0), self._file)
 
-    def answer(self, question: CountQuestion, peer: str, scorer: Scorer) -> NoisedCount:
-        """The count as it left before, or a new one, charged and stored before it is shown.
+    def answer(
+        self, question: CountQuestion, peer: str, scorer: Scorer, principals: frozenset[str] | None = None
+    ) -> NoisedCount:
+        """The count as it left before, or a new one, charged and stored before it is shown: of the documents
+        that these principals may see, with noise of its own for each such set.
 
         Raises BudgetExhausted, and an HttpProblem for a query or a silo without anything to count.
         """
-        snapshot = self.index.snapshot
-        if self._is_elsewhere:
+        snapshot, readers = self.index.snapshot, list[str]()
+        if principals is not None and snapshot.reader.has_rules:
+            readers = sorted(principals & self.index.store.principals())
+            snapshot = snapshot.seen_by(principals, self.index.languages(principals))
+        if self._is_elsewhere or not snapshot.reader.is_own:
             raise HttpProblem(422, "words of documents elsewhere are not counted")
         if not len(snapshot):
             raise HttpProblem(503, "it has no document in its index yet", Retry_After="5")
@@ -124,7 +130,8 @@ class CountReleases:
             raise HttpProblem(422, "a query without words")
         model = _calibrated(scorer, snapshot)
         by = "words" if model is None else f"model {model.version} from {question.threshold}"
-        name = hashlib.blake2b(json.dumps([words, by]).encode(), digest_size=16).hexdigest()
+        question_of = [words, by, *([readers] if snapshot is not self.index.snapshot else [])]
+        name = hashlib.blake2b(json.dumps(question_of).encode(), digest_size=16).hexdigest()
         with self._lock:
             before = self._answers.get(name)
             answer = self._known(before, peer, snapshot)
@@ -197,21 +204,21 @@ class CountReleases:
         )
 
     def _documents(self, snapshot: Snapshot) -> _Collection:
-        """What is counted, by language; worked out once for every change."""
-        if self._counted is None or self._counted.change != snapshot.change:
+        """What is counted, by language; worked out once for every reader."""
+        if self._counted is None or self._counted[0] is not snapshot.reader:
             every = counted_documents(snapshot, self.index, self.ledger, by_subject=self._by_subject)
             keys = [subject or at for at, subject in enumerate(every.subjects)]
             number = {key: at for at, key in enumerate(dict.fromkeys(keys))}
             units = np.array([number[key] for key in keys], dtype=np.int64)
-            self._counted = _Collection(
-                snapshot.change,
+            counted = _Collection(
                 every.bounded(self.ledger, 1).covered,
                 every.bounded(self.ledger, self._per_subject).covered,
                 self._by_language(snapshot, every.handles, units),
                 self._noun if any(every.subjects) else "document",
                 len(every.covered),
             )
-        return self._counted
+            self._counted = snapshot.reader, counted
+        return self._counted[1]
 
     def _by_language(self, snapshot: Snapshot, handles: IntArray, units: IntArray) -> Readings:
         if len(snapshot.languages) < 2:

@@ -26,7 +26,6 @@ from isthmus.encoders import CrossEncoder, load_cross_encoder
 from isthmus.engines import ANY, ANYBODY, CannotNarrow, Constraints, Matches
 from isthmus.errors import DataError
 from isthmus.features import NAMES
-from isthmus.languages import beyond_english
 from isthmus.learning import LIST, SearchModel
 from isthmus.retrieval import FIRST
 from isthmus.service.candidates import QueryCandidates, Snapshot
@@ -359,8 +358,7 @@ class Searcher:
         snapshot = self.index.snapshot
         if principals is None or (principals == ANYBODY and not snapshot.reader.has_rules):
             return snapshot
-        languages = beyond_english(self.store.languages(principals)) if snapshot.languages else frozenset()
-        return snapshot.seen_by(principals, languages)
+        return snapshot.seen_by(principals, self.index.languages(principals))
 
     def _answer(
         self,

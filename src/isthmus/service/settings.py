@@ -27,9 +27,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 
 from isthmus.config import load, require
-from isthmus.engines import principals_of
+from isthmus.engines import EVERYONE, principals_of
 from isthmus.errors import ConfigError
 from isthmus.service.parsing import ParsingLimits
+from isthmus.service.people import Person
 from isthmus.service.row_files import Columns
 from isthmus.service.wire import LONGEST_QUERY, MOST_HITS
 
@@ -117,6 +118,20 @@ class Policy:
         for name in ("matches", "suggestions"):
             require(self.search or not getattr(self, name), f"{name} come with hits: {name} needs search")
         require(self.search or not (self.open or self.ask), "open and ask are of hits: they need search")
+
+
+@dataclass(frozen=True)
+class PersonPolicy:
+    """What a person, or those of a group, may do of all that their peer may; what is not said, they may."""
+
+    search: bool = True
+    snippets: bool = True
+    matches: bool = True
+    suggestions: bool = True
+    feedback: bool = True
+    noised_counts: bool = True
+    open: bool = True
+    ask: bool = True
 
 
 @dataclass(frozen=True)
@@ -497,6 +512,10 @@ class NodeSettings:
     keys: Path | None = None
     """API keys, hashed, as `isthmus keys` writes them."""
     peers: Mapping[str, Policy] = field(default_factory=dict)
+    people: Mapping[str, PersonPolicy] = field(default_factory=dict)
+    """What single persons may do, by their ids."""
+    groups: Mapping[str, PersonPolicy] = field(default_factory=dict)
+    """What persons of a group may do who have no table of their own; `everyone` is whoever has none."""
     sources: tuple[Source, ...] = ()
     forget_sources: bool = False
     """Whether no sources at all means that all that sources gave is to be removed."""
@@ -559,6 +578,25 @@ class NodeSettings:
         require(
             engine.level == "full" or not counting, "noised_counts needs level full: it reads all documents"
         )
+
+    def narrowed(self, policy: Policy, person: Person | None) -> Policy:
+        """What a person may do of what their peer may: what any of the tables lets them that are theirs."""
+        named = () if person is None else tuple(sorted(person.groups))
+        tables = [self.people[person.id]] if person is not None and person.id in self.people else []
+        tables = tables or [self.groups[name] for name in named if name in self.groups]
+        tables = tables or [self.groups[name] for name in (EVERYONE,) if name in self.groups]
+        if not tables:
+            return policy
+
+        def may(right: str) -> bool:
+            searching = right == "noised_counts" or any(each.search for each in tables)
+            return searching and any(getattr(each, right) for each in tables)
+
+        every = fields(PersonPolicy)
+        rights: dict[str, Any] = {each.name: may(each.name) and getattr(policy, each.name) for each in every}
+        rights["ask"] = rights["ask"] or ""
+        narrowed: Policy = replace(policy, **rights)
+        return narrowed
 
     @property
     def subject_noun(self) -> str:

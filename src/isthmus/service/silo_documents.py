@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from isthmus.engines import may_see
 from isthmus.errors import DataError, Refused
 from isthmus.service import wire
 from isthmus.service.limits import Buckets
@@ -69,7 +70,13 @@ class SiloDocuments:
         return {id: templates[label].link_to(id) for id, label in owners.items() if label in templates}
 
     def with_access(
-        self, hits: Sequence[wire.Hit], ids: Sequence[str], *, peer: str, policy: Policy
+        self,
+        hits: Sequence[wire.Hit],
+        ids: Sequence[str],
+        *,
+        peer: str,
+        policy: Policy,
+        principals: frozenset[str] | None = None,
     ) -> list[wire.Hit]:
         """Hits with what the peer's people may do with their documents, whose own ids are `ids`."""
         access = access_of(policy)
@@ -95,8 +102,10 @@ class SiloDocuments:
         peer: str,
         name: Callable[[str], str],
         note: Callable[[str], None] = lambda id: None,
+        principals: frozenset[str] | None = None,
     ) -> wire.OpenedDocument:
-        """A whole document, by the name that the peer knows it by; `NO_DOCUMENT` is the one DataError.
+        """A whole document, by the name that the peer knows it by; `NO_DOCUMENT` is the one DataError, also
+        of a document that these principals may not see.
 
         `note` is called with its id before it leaves, and raises where it may not.
         """
@@ -105,7 +114,7 @@ class SiloDocuments:
         id = self._tokens.ticketed(opening.ticket, peer=peer) if request is None else request.document
         if id is None or name(id) != document or (opening.request and request is None):
             raise DataError(NO_DOCUMENT)
-        opened = self.read(id)
+        opened = self.read(id, principals)
         if opened is None:
             raise DataError(NO_DOCUMENT)
         note(id)
@@ -119,10 +128,10 @@ class SiloDocuments:
             raise DataError(NO_DOCUMENT)
         return opened.model_copy(update={"document": document})
 
-    def read(self, id: str) -> wire.OpenedDocument | None:
-        """A document for its owner."""
+    def read(self, id: str, principals: frozenset[str] | None = None) -> wire.OpenedDocument | None:
+        """A document, if these principals may see it; None is its owner."""
         draft = self._store.get([id]).get(id)
-        if draft is None:
+        if draft is None or (principals is not None and not may_see(draft.allow, principals)):
             return None
         return wire.OpenedDocument(
             silo=self._silo,
@@ -143,13 +152,20 @@ class SiloDocuments:
         ended = (request.answered or 0.0) + ALLOWED_DAYS * DAY < self._clock()
         return "expired" if request.state == "allowed" and ended else request.state
 
-    def ask(self, ask: wire.AttributedAsk, *, peer: str, name: Callable[[str], str]) -> wire.DocumentRequest:
+    def ask(
+        self,
+        ask: wire.AttributedAsk,
+        *,
+        peer: str,
+        name: Callable[[str], str],
+        principals: frozenset[str] | None = None,
+    ) -> wire.DocumentRequest:
         """Keep a request for the owner to see; the same again is the one there is.
 
         Raises Refused where somebody asks too much, and `NO_DOCUMENT`.
         """
         document = self._tokens.ticketed(ask.ticket, peer=peer)
-        if document is None or not self._store.present([document]):
+        if document is None or not self._store.present([document], principals):
             raise DataError(NO_DOCUMENT)
         now = self._clock()
         self._store.forget_requests(before=now - KEPT_DAYS * DAY)

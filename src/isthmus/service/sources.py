@@ -135,6 +135,7 @@ def load_all(
     limits: ParsingLimits | None = None,
     *,
     reports: list[SourceReport] | None = None,
+    keep: bool = True,
 ) -> Counts:
     """Load every source; `tell` gets an error for one that cannot be read, and the next is loaded.
 
@@ -146,7 +147,7 @@ def load_all(
         report = SourceReport(source.label)
         every.append(report)
         try:
-            done += load(source, store, tell, limits, others=others, report=report)
+            done += load(source, store, tell, limits, others=others, report=report, keep=keep)
         except IsthmusError as error:
             failed.append(source)
             report.failed = _without_text(error)
@@ -173,11 +174,12 @@ def load(
     *,
     others: Collection[str] = (),
     report: SourceReport | None = None,
+    keep: bool = True,
 ) -> Counts:
     """Bring a store up to a source: new and changed documents are written, those gone from it removed.
 
-    What a file that cannot be read gave before is kept. `others` are the labels of other sources, whose ids
-    are theirs.
+    What a file that cannot be read gave before is kept, unless who may see it may be said otherwise since.
+    `others` are the labels of other sources, whose ids are theirs.
     """
     seen, unread, placed = set[str](), set[str](), set[str]()
     report = report or SourceReport(source.label)
@@ -208,6 +210,7 @@ def load(
             yield draft
 
     done = store.put(own(), source=source.label)
+    unread = unread if keep else set()
     unreadable = {name for id in unread for name in _names(id, source)}
     below = tuple(f"{name}{mark}" for name in unreadable for mark in "/#")
     if source.kind == "table" and "." in unread:  # the table itself

@@ -585,6 +585,12 @@ class DocumentStore(ABC):
                     counts[code or DEFAULT] += int(count)
         return dict(sorted(counts.items()))
 
+    def principals(self) -> frozenset[str]:
+        """Those whom any document names."""
+        with self._transaction() as db:
+            rows = self._rows(db, "SELECT DISTINCT allow FROM document WHERE removed = 0")
+        return frozenset(name for (allow,) in rows for name in _lines(allow))
+
     def latest(self) -> int:
         """The number of the last change."""
         with self._transaction() as db:
