@@ -93,6 +93,8 @@ def digest_of(text: Draft, key: bytes) -> str:
     else:
         words = _WORD.findall(normalize("NFKC", whole).lower())
         content = " ".join(words).encode("utf-8", "surrogatepass")
+    if not content:  # all of it is withheld, or marks: no reason to take it for another's double
+        return ""
     return hashlib.blake2b(content, key=key, digest_size=16, person=b"isthmus doubles").hexdigest()
 
 

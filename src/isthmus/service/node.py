@@ -390,8 +390,9 @@ class Node:
     @property
     def _rules(self) -> str:
         """Who may see documents, by the sources as they are set now."""
-        rules = [(each.label, each.allow, each.rules) for each in self.settings.sources]
-        return hashlib.sha256(repr(rules).encode()).hexdigest() if any(each[1:] for each in rules) else ""
+        rules = [(each.label, (each.allow, each.rules, each.redact)) for each in self.settings.sources]
+        has_any = any(any(each) for _, each in rules)
+        return hashlib.sha256(repr(rules).encode()).hexdigest() if has_any else ""
 
     @property
     def has_read_rules(self) -> bool:

@@ -31,6 +31,7 @@ from isthmus.engines import EVERYONE, principals_of
 from isthmus.errors import ConfigError
 from isthmus.service.parsing import ParsingLimits
 from isthmus.service.people import Person
+from isthmus.service.redaction import Redaction
 from isthmus.service.row_files import Columns
 from isthmus.service.wire import LONGEST_QUERY, MOST_HITS
 
@@ -307,6 +308,8 @@ class Source:
     """Who may see its documents that do not say so themselves: "group:doctors", "user:ada"; all without."""
     rules: tuple[PathRule, ...] = ()
     """Who may see some of them; the first whose path fits comes before `allow`."""
+    redact: tuple[Redaction, ...] = ()
+    """What is withheld of them, and from whom not."""
     subject_noun: str = ""
     """What a subject of its documents is called: patient, customer."""
     keep_days: int | None = None

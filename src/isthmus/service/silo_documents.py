@@ -19,6 +19,7 @@ from isthmus.engines import may_see
 from isthmus.errors import DataError, Refused
 from isthmus.service import wire
 from isthmus.service.limits import Buckets
+from isthmus.service.redaction import LINK, redacted
 from isthmus.service.security import HitTokens, local_secret
 from isthmus.service.settings import NodeSettings, Policy, Source, linked
 from isthmus.service.stores import DocumentStore, StoredRequest
@@ -56,18 +57,36 @@ class SiloDocuments:
         self._sources, self._link, self._clock = sources, link, clock
         self._people, self._peers = Buckets(0.5, 30), Buckets(10, 300)
 
-    def links(self, ids: Sequence[str]) -> dict[str, str]:
-        """Where documents are shown to people, by id, of sources that say so; or by the one template of an
-        engine elsewhere, which has no sources."""
+    def links(self, ids: Sequence[str], principals: frozenset[str] | None = None) -> dict[str, str]:
+        """Where documents are shown to people, by id, of sources that say so and do not withhold it from
+        these principals; or by the one template of an engine elsewhere, which has no sources."""
         if self._link:
             return {id: linked(self._link, id) for id in ids}
-        templates = {
-            name: each for each in self._sources() if each.link for name in (each.label, each.unnamed)
+        owners = self._owners(ids, lambda source: bool(source.link))
+        withheld = {
+            id
+            for id, source in owners.items()
+            for rule in source.redact
+            if principals is not None and rule.field == LINK and rule.hides_from(principals)
         }
-        if not templates or not ids:
-            return {}
-        owners = self._store.owners(ids)
-        return {id: templates[label].link_to(id) for id, label in owners.items() if label in templates}
+        return {id: source.link_to(id) for id, source in owners.items() if id not in withheld}
+
+    def _owners(self, ids: Sequence[str], chosen: Callable[[Source], bool]) -> dict[str, Source]:
+        """The sources of documents, of those that are chosen."""
+        named = {
+            name: each for each in self._sources() if chosen(each) for name in (each.label, each.unnamed)
+        }
+        owners = self._store.owners(ids) if named and ids else {}
+        return {id: named[label] for id, label in owners.items() if label in named}
+
+    def _whole(self, ids: Sequence[str], principals: frozenset[str] | None) -> dict[str, tuple[str, str]]:
+        """Title and body, with what these principals see of what is withheld, of documents where that is
+        anything; None is the owner, who sees all."""
+        owners = self._owners(ids, lambda source: bool(source.redact))
+        originals = self._store.originals(list(owners)) if owners else {}
+        if principals is None:
+            return originals
+        return {id: redacted(each, owners[id].redact, principals) for id, each in originals.items()}
 
     def with_access(
         self,
@@ -80,8 +99,9 @@ class SiloDocuments:
     ) -> list[wire.Hit]:
         """Hits with what the peer's people may do with their documents, whose own ids are `ids`."""
         access = access_of(policy)
-        links = self.links(ids) if policy.snippets else {}
-        if not access and not links:
+        links = self.links(ids, principals) if policy.snippets else {}
+        titles = self._whole(ids, principals) if policy.snippets else {}
+        if not access and not links and not titles:
             return list(hits)
         return [
             hit.model_copy(
@@ -89,6 +109,7 @@ class SiloDocuments:
                     "access": access,
                     "ticket": self._tokens.ticket(id, peer=peer) if access else "",
                     "link": links.get(id, ""),
+                    **({"title": titles[id][0][:300]} if id in titles else {}),
                 }
             )
             for hit, id in zip(hits, ids, strict=True)
@@ -133,13 +154,14 @@ class SiloDocuments:
         draft = self._store.get([id]).get(id)
         if draft is None or (principals is not None and not may_see(draft.allow, principals)):
             return None
+        title, body = self._whole([id], principals).get(id, (draft.title, draft.body))
         return wire.OpenedDocument(
             silo=self._silo,
             document=id,
-            title=draft.title[:10_000],
-            body=draft.body[: wire.LONGEST_OPENED],
-            characters=len(draft.body),
-            link=self.links([id]).get(id, ""),
+            title=title[:10_000],
+            body=body[: wire.LONGEST_OPENED],
+            characters=len(body),
+            link=self.links([id], principals).get(id, ""),
         )
 
     def _allowed(self, opening: wire.AttributedOpening, peer: str) -> StoredRequest | None:

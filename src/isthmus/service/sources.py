@@ -36,6 +36,7 @@ from isthmus.engines import principals_of, subject_of
 from isthmus.errors import ConfigError, DataError, IsthmusError, MissingExtra, several
 from isthmus.languages import AUTO, code_of, detect, usual
 from isthmus.service.parsing import READERS, TABLES, FileText, Parser, ParsingLimits
+from isthmus.service.redaction import redacted
 from isthmus.service.row_files import Row
 from isthmus.service.settings import OPERATOR, NodeSettings, Source, secret
 from isthmus.service.stores import BATCH, Counts, DocumentStore, Draft
@@ -114,7 +115,13 @@ def read(
             if isinstance(document, DataError):
                 raise document
             document = _checked(document, file)
-            yield document if document.allow else replace(document, allow=source.allowed(document.id))
+            if not document.allow:
+                document = replace(document, allow=source.allowed(document.id))
+            whole = (document.title, document.body)
+            title, body = redacted(whole, source.redact)
+            if (title, body) != whole:
+                document = replace(document, title=title, body=body, original=whole)
+            yield document
         except DataError as error:
             tell(error)
 

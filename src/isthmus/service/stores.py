@@ -67,6 +67,8 @@ class Draft:
     where there are none."""
     subject: str = ""
     """Whom it is about, a patient or a customer, as its source calls them."""
+    original: tuple[str, str] | None = None
+    """Title and body with what is withheld from most, where anything is. Only `originals` has it again."""
 
     @property
     def digest(self) -> bytes:
@@ -77,6 +79,8 @@ class Draft:
             other += (f"type={self.type}", f"date={self.date}")
         if self.allow or self.subject:
             other += (f"subject={self.subject}", *(f"allow={each}" for each in self.allow))
+        if self.original is not None:
+            other += ("original", *self.original)
         for text in (self.title, self.body, *other):
             spelled = text.encode("utf-8", "surrogatepass")
             parts += (len(spelled).to_bytes(8, "little"), spelled)
@@ -321,13 +325,13 @@ class DocumentStore(ABC):
         self._many(
             db,
             """INSERT INTO document
-                (id, source, title, body, language, type, date, allow, subject, arrived, digest, change,
-                removed)
-            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET
+                (id, source, title, body, language, type, date, allow, subject, arrived, original, digest,
+                change, removed)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET
                 arrived = coalesce(document.arrived, excluded.arrived),
                 source = excluded.source, title = excluded.title, body = excluded.body,
                 language = excluded.language, type = excluded.type, date = excluded.date,
-                allow = excluded.allow, subject = excluded.subject,
+                allow = excluded.allow, subject = excluded.subject, original = excluded.original,
                 digest = excluded.digest, change = excluded.change, removed = 0""",
             [
                 (
@@ -341,6 +345,7 @@ class DocumentStore(ABC):
                     "\n".join(map(_storable, each.allow)),
                     _storable(each.subject),
                     now,
+                    "" if each.original is None else json.dumps(each.original),
                     digests[each.id],
                     change,
                 )
@@ -363,7 +368,7 @@ class DocumentStore(ABC):
                 self._many(
                     db,
                     """UPDATE document SET title = '', body = '', type = '', date = NULL, arrived = NULL,
-                        allow = '', digest = ?, change = ?, removed = 1
+                        allow = '', original = '', digest = ?, change = ?, removed = 1
                     WHERE id = ?""",
                     [(b"", first + at, id) for at, id in enumerate(known)],
                 )
@@ -567,6 +572,11 @@ class DocumentStore(ABC):
             id: Draft(id, title, body, language, type, date, allow=_lines(allow), subject=subject)
             for id, title, body, language, type, date, allow, subject in self._by_id(sql, ids)
         }
+
+    def originals(self, ids: Iterable[str]) -> dict[str, tuple[str, str]]:
+        """Title and body of documents of which parts are withheld, with those."""
+        sql = "SELECT id, original FROM document WHERE original <> '' AND removed = 0 AND id IN"
+        return {id: (title, body) for id, text in self._by_id(sql, ids) for title, body in [json.loads(text)]}
 
     def count(self) -> int:
         """How many documents there are."""

@@ -106,3 +106,7 @@ CREATE INDEX document_subject ON document (subject) WHERE subject <> ''
 -- step 10
 -- when a document came, where it was not there before (Unix time)
 ALTER TABLE document ADD COLUMN arrived REAL
+
+-- step 11
+-- title and body as JSON, where parts of them are withheld
+ALTER TABLE document ADD COLUMN original TEXT NOT NULL DEFAULT ''

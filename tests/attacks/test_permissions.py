@@ -1,0 +1,244 @@
+"""What a person may not see: found by a search, opened or judged by another's ticket, asked for, counted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from isthmus.engines import ANYBODY
+from isthmus.errors import ConfigError
+from isthmus.service.limits import MESSAGE, message_header
+from isthmus.service.node import Node
+from isthmus.service.node_api import node_app
+from isthmus.service.people import HEADER, Person, Statement, digest_of, token_signer
+from isthmus.service.redaction import MASK, Redaction
+from isthmus.service.security import ApiKeys
+from isthmus.service.settings import (
+    EncoderSettings,
+    NodeSettings,
+    NoisedCounts,
+    PathRule,
+    PersonPolicy,
+    Policy,
+    Source,
+    read_node,
+)
+from isthmus.service.wire import CountQuestion, Search
+from silo_stand_in import Loop
+
+ADA = Person("ada", frozenset({"doctors"}))
+BOB = Person("bob", frozenset({"nurses"}))
+EVE = Person("eve", frozenset({"guests"}))
+RIGHTS = {"search": True, "snippets": True, "matches": True, "suggestions": True, "feedback": True}
+SPEAKER = Policy(**RIGHTS, open=True, ask="pseudonym", judgements=True, people=True)
+ROWS = """id,title,body,allow
+open,Tide,mill at the harbour,
+doctors,Tide,turbine of ward seven,doctors
+nurses,Tide,turbine of the harbour phone 0123456789,nurses; user:ada
+"""
+
+
+@pytest.fixture(scope="module")
+def silo(tmp_path_factory):
+    made = Silo(tmp_path_factory.mktemp("permissions"))
+    yield made
+    made.close()
+
+
+class Silo:
+    """A node on loopback: `local` speaks for people, `mute` for nobody, `owner` is its administrator."""
+
+    def __init__(self, folder):
+        (folder / "rows.csv").write_text(ROWS)
+        keys = ApiKeys(folder / "keys.json")
+        self.keys = {name: keys.add(name, scopes=["search"]) for name in ("local", "mute")}
+        self.keys["owner"] = keys.add("owner", scopes=["admin"])
+        withheld = (
+            Redaction("body", ("doctors",), "[0-9]{10}"),
+            Redaction("link", ("doctors", "nurses")),
+        )
+        self.settings = NodeSettings(
+            silo="north",
+            folder=folder / "north",
+            keys=keys.path,
+            sources=(
+                Source("table", folder / "rows.csv", redact=withheld, link="https://wiki.example.org/{id}"),
+            ),
+            peers={"local": SPEAKER, "mute": replace(SPEAKER, people=False)},
+            groups={"guests": PersonPolicy(snippets=False, matches=False, open=False)},
+            people={"mallory": PersonPolicy(search=False)},
+            encoder=EncoderSettings("none"),
+            noised_counts=NoisedCounts(epsilon=0.5),
+        )
+        self.loop, self._opened = Loop(), Node(self.settings).offline()
+        self.node = self._opened.__enter__()
+        self.node.read_sources()
+        self.node._read.set()
+        self.node._catch_up()
+        self.node._note_rules()
+        self.port = self.loop.serve(node_app(self.node)).port
+
+    def ask(self, person, path, body=None, *, peer="local", **query):
+        """What a person is answered through a peer."""
+        method = "GET" if body is None else "POST"
+        content = b"" if body is None else json.dumps(body).encode()
+        request = httpx.Request(method, f"http://127.0.0.1:{self.port}/v1{path}", params=query or None)
+        message = message_header()[MESSAGE]
+        headers = {MESSAGE: message, "authorization": f"Bearer {self.keys[peer]}"}
+        if body is not None:
+            headers["content-type"] = "application/json"
+        if person is not None:
+            call = f"{method} {request.url.raw_path.decode()}"
+            statement = Statement(person, "north", call, message, digest_of(content))
+            headers[HEADER] = statement.signed(token_signer(self.keys[peer]))
+        return httpx.request(method, request.url, content=content or None, headers=headers, timeout=15)
+
+    def search(self, person, query="tide", *, peer="local", **wanted):
+        reply = self.ask(person, "/search", {"query": query, "k": 9, **wanted}, peer=peer)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def hit(self, person, id):
+        return next(hit for hit in self.search(person)["hits"] if hit["document"] == id)
+
+    def close(self):
+        self.loop.close()
+        self._opened.__exit__(None, None, None)
+
+
+def found(answer):
+    return {hit["document"] for hit in answer["hits"]}
+
+
+def test_a_person_finds_what_they_may_see(silo):
+    assert found(silo.search(ADA)) == {"open", "doctors", "nurses"}
+    assert found(silo.search(BOB)) == {"open", "nurses"}
+    nobody = Person("user", frozenset({"everyone", "user:ada", "group:doctors"}))
+    assert found(silo.search(nobody)) == {"open"}
+    assert found(silo.search(Person("group:doctors"))) == {"open"}
+    answer = silo.search(BOB, "turbine", matches=True, suggest=True)
+    assert (answer["matches"]["count"], answer["documents"]) == (1, 2)
+
+
+def test_a_peer_that_speaks_for_nobody_sees_what_is_open_and_the_owner_all(silo):
+    assert found(silo.search(None, peer="mute")) == {"open"}
+    assert found(silo.search(ADA, peer="mute")) == {"open"}
+    assert found(silo.search(None, peer="owner")) == {"open", "doctors", "nurses"}
+
+
+def test_anothers_ticket_opens_nothing_and_says_nothing(silo):
+    hit = silo.hit(ADA, "doctors")
+    assert silo.ask(ADA, "/documents/doctors", ticket=hit["ticket"]).status_code == 200
+    stolen = silo.ask(BOB, "/documents/doctors", ticket=hit["ticket"])
+    unknown = silo.ask(BOB, "/documents/absent", ticket=hit["ticket"])
+    assert stolen.status_code == unknown.status_code == 404
+    assert stolen.json() == unknown.json()
+    asked = {"ticket": hit["ticket"], "query": "tide", "person": "b" * 32}
+    stolen = silo.ask(BOB, "/requests", asked)
+    unknown = silo.ask(BOB, "/requests", {**asked, "ticket": "A" * len(hit["ticket"])})
+    assert stolen.status_code == unknown.status_code == 404, stolen.text
+    assert stolen.json() == unknown.json()
+
+
+def test_nobody_judges_what_they_may_not_see(silo):
+    verdict = {"query": "tide", "silo": "north", "relevant": True, "person": "b" * 32}
+    hit = silo.hit(ADA, "doctors")
+    assert silo.ask(BOB, "/feedback", {**verdict, "token": hit["token"]}).status_code == 404
+    assert not silo.node.store.judgements()
+    assert silo.ask(ADA, "/feedback", {**verdict, "token": hit["token"]}).status_code == 204
+    assert [each.document for each in silo.node.store.judgements()] == ["doctors"]
+
+
+def test_judgements_by_id_tell_nothing_of_what_not_everybody_sees(silo):
+    rows = [{"query": "tide", "document": id, "relevant": True} for id in ("open", "doctors", "absent")]
+    body = {"judgements": rows, "person": "c" * 32}
+    assert silo.ask(None, "/judgements", body, peer="mute").json()["unknown"] == [1, 2]
+
+
+def test_tables_of_persons_and_groups_narrow_what_a_peer_may(silo):
+    (hit,) = silo.search(EVE, matches=True)["hits"]
+    assert (hit["title"], hit["access"]) == ("", ["ask"])
+    assert "open" not in hit["document"]
+    assert silo.search(EVE, matches=True)["matches"] is None
+    ticket = silo.hit(ADA, "open")["ticket"]
+    assert silo.ask(EVE, "/documents/open", ticket=ticket).status_code == 403
+    mallory = Person("mallory", frozenset({"doctors"}))
+    assert silo.ask(mallory, "/search", {"query": "tide"}).status_code == 403
+    settings = silo.settings
+    assert settings.narrowed(SPEAKER, ADA) is SPEAKER
+    both = Person("x", frozenset({"guests", "doctors"}))
+    assert not settings.narrowed(SPEAKER, both).open  # no table of doctors gives it back
+    wide = replace(settings, groups={**settings.groups, "doctors": PersonPolicy()})
+    assert wide.narrowed(SPEAKER, both) == SPEAKER
+    assert wide.narrowed(replace(SPEAKER, open=False), both).open is False
+    everyone = replace(settings, groups={"everyone": PersonPolicy(search=False)})
+    assert not everyone.narrowed(SPEAKER, None).search
+
+
+def test_what_is_withheld_is_searched_by_nobody_and_shown_to_few(silo):
+    for person in (ADA, BOB):
+        assert not silo.search(person, "0123456789")["hits"]
+        assert MASK in silo.hit(person, "nurses")["snippet"]
+    assert "0123456789" not in silo.node.index.snapshot.reader.statistics(("text.having",))[0].tolist()
+    bodies = [
+        silo.ask(person, "/documents/nurses", ticket=silo.hit(person, "nurses")["ticket"]).json()["body"]
+        for person in (ADA, BOB)
+    ]
+    assert [("0123456789" in body, MASK in body) for body in bodies] == [(True, False), (False, True)]
+    assert "0123456789" in silo.node.documents.read("nurses").body
+    assert silo.hit(ADA, "open")["link"] == "https://wiki.example.org/open"
+    other = Person("carl", frozenset({"cleaners"}))
+    assert silo.hit(other, "open")["link"] == ""
+
+
+def test_a_count_with_noise_is_of_what_a_person_may_see(silo, monkeypatch):
+    monkeypatch.setattr("isthmus.service.noised_counts.Geometric.draw", lambda self, size: [0] * size)
+    question = CountQuestion(query="turbine")
+    counts = [silo.node.count(question, "local", each) for each in (ADA.principals, BOB.principals, ANYBODY)]
+    assert [each.count for each in counts] == [2, 1, 0]
+    again = silo.node.count(question, "local", Person("carl", frozenset({"nurses"})).principals)
+    assert (again.count, again.repeated) == (1, True)
+
+
+def test_a_rule_that_changes_holds_before_anything_is_searched(tmp_path):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "a.md").write_text("tide words")
+    (folder / "b.md").write_text("tide words")
+    settings = NodeSettings(
+        "north", tmp_path / "north", sources=(Source("folder", folder),), encoder=EncoderSettings("none")
+    )
+
+    def opened(node):
+        node.read_sources()
+        node._read.set()
+        node._catch_up()
+        node._note_rules()
+        search = Search(query="tide")
+        answer = node.searcher.search(search, snippets=True, principals=ANYBODY)
+        return {hit.document for hit in answer.hits}
+
+    with Node(settings).offline() as node:
+        assert node.has_read_rules
+        assert opened(node) == {"a.md", "b.md"}
+    rules = (PathRule("a*", ("doctors",)),)
+    closed = replace(settings, sources=(Source("folder", folder, rules=rules),))
+    (folder / "a.md").write_bytes(b"\0")  # it can be read no more, and what it said was for all
+    with Node(closed).offline() as node:
+        assert not node.has_read_rules
+        assert opened(node) == {"b.md"}
+        assert node.has_read_rules
+        assert not node.store.present(["a.md"])
+    with Node(closed).offline() as node:
+        assert node.has_read_rules
+
+
+@pytest.mark.parametrize("line", ['allow = ["role:x"]', 'redact = [{field = "body", pattern = "("}]'])
+def test_a_rule_that_is_none_is_a_setting_at_fault(tmp_path, line):
+    text = f'silo = "north"\nfolder = "north"\n[[sources]]\nkind = "folder"\npath = "."\n{line}\n'
+    (tmp_path / "silo.toml").write_text(text)
+    with pytest.raises(ConfigError):
+        read_node(tmp_path / "silo.toml")
