@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from string import ascii_lowercase
 
@@ -24,6 +25,7 @@ from isthmus.errors import ConfigError, DataError, Refused, ServiceError
 from isthmus.service import Draft, EncoderSettings, Node, NodeSettings, read_node
 from isthmus.service.display import Extras
 from isthmus.service.erasure import erase
+from isthmus.service.people import Person
 from isthmus.service.wire import (
     AttributedBatch,
     AttributedFeedback,
@@ -458,3 +460,123 @@ def test_vectors_are_searched_by_the_encoder_that_made_them(server, tmp_path):
     other = isthmus("attach", server.url, "--out", tmp_path / "x", *key, tmp_path / "other", check=False)
     assert other.returncode == 1
     assert "at least 0.9" in other.stderr
+
+
+RULES = ([], None, ["everyone"], ["doctors"], ["group:nurses"], ["user:ada", "nurses"], ["user:eve"])
+PERSONS = (Person("ada", frozenset({"doctors"})), Person("bob", frozenset({"nurses", "everyone"})))
+
+
+def ruled(server, folder, source, level):
+    """A node over a collection whose documents say who may see them."""
+    settings, _ = attach(server, folder, "--source", "papers", "--type", "kind", "--date", "at")
+    engine = replace(settings.engine, source=source, allow_field="acl", level=level)
+    folder = settings.folder.with_name(f"{source}-{level}")
+    if level == "full":
+        return Node(replace(settings, engine=engine, folder=folder, depth=400))
+    statistics = replace(settings.statistics, form="none")
+    return Node(replace(settings, engine=engine, folder=folder, statistics=statistics, depth=400))
+
+
+@elsewhere
+def test_a_person_is_answered_as_if_there_were_no_documents_but_theirs(server, tmp_path):
+    """Byte for byte: hits, scores, explanations, counts, facets, by words and by date; nothing is opened."""
+    generator = np.random.default_rng(5)
+    rules = [RULES[at] for at in generator.integers(len(RULES), size=len(DOCUMENTS))]
+    documents = [
+        {**each, **({} if rule is None else {"acl": rule})}
+        for each, rule in zip(DOCUMENTS, rules, strict=True)
+    ]
+    server.fill("ruled", documents)
+    asked = [
+        NodeSearch(query=query, k=50, explain=True, matches=True, suggest=True, only=only)
+        for query in (TOPICS[0], TOPICS[17], "harbour glacier decided", "keepers of the year", "harbuor")
+        for only in (None, Narrowing(types=["closed"]), Narrowing(phrases=["harbour keepers"]))
+    ] + [NodeSearch(query="", k=50, matches=True, only=Narrowing(types=["open"]))]
+
+    def answers(node, person):
+        extras = Extras(matches=True, suggestions=True, key=b"k" * 16)
+        for each in asked:
+            answer = node.searcher.search(each, snippets=True, extras=extras, principals=person.principals)
+            yield answer.model_copy(update={"took_ms": 0.0}).model_dump_json()
+
+    def caught_up(node):
+        node.attached._looked = -1e9
+        node.attached.maintain()
+        node.attached.refresh()
+        node.index.renew()
+        return node
+
+    shared = None
+    for at, person in enumerate(PERSONS):
+        names = {*person.principals, *person.groups} - {"group:everyone"}
+        lacking = server.noun == "Typesense"  # which cannot look for documents without a rule
+        seen = [
+            each
+            for each in documents
+            if (not each.get("acl") and not lacking) or names.intersection(each.get("acl") or ())
+        ]
+        server.fill(f"seen{at}", seen)
+        with (
+            ruled(server, tmp_path / "all", "ruled", server.level).offline() as every,
+            ruled(server, tmp_path / "seen", f"seen{at}", server.level).offline() as alone,
+        ):
+            caught_up(every)
+            caught_up(alone)
+            if server.level == "full":
+                shared = every.index.snapshot.exact_statistics("all", ("text.having",))
+                every.index.share(shared)
+                alone.index.share(shared)
+            assert len(every.index.snapshot) == len(documents)
+            first, second = (list(answers(node, person)) for node in (every, alone))
+            assert first == second
+            hidden = [server.id(each["id"]) for each in documents if each not in seen]
+            assert all(every.documents.read(id, person.principals) is None for id in hidden if not lacking)
+            assert not any(f'"{id}"' in text for id in hidden[:20] for text in first)
+
+
+@elsewhere
+def test_an_engine_that_cannot_filter_by_who_may_see_refuses_to_start(server, tmp_path):
+    settings, _ = attach(server, tmp_path / "w", "--source", "papers")
+    field = "title" if server.noun in ("OpenSearch", "Meilisearch") else "absent"
+    if server.noun == "Qdrant":  # any field of its payload filters
+        return
+    engine = replace(settings.engine, allow_field=field)
+    with pytest.raises(ConfigError) as refused:
+        Node(replace(settings, engine=engine))
+    assert refused.value.key == "engine.allow_field"
+    if server.noun == "OpenSearch":
+        scores = replace(engine, allow_field="acl", level="scores")
+        statistics = replace(settings.statistics, form="none")
+        with pytest.raises(ConfigError, match="depend on documents"):
+            Node(replace(settings, engine=scores, statistics=statistics))
+    closed = replace(settings, engine=replace(settings.engine, allow=("doctors",)))
+    with Node(closed).offline() as node:  # a rule of the whole silo
+        wanted = Search(query=TOPICS[0])
+        one, other = (
+            node.searcher.search(wanted, snippets=True, principals=each.principals).hits for each in PERSONS
+        )
+        assert one
+        assert not other
+
+
+@pytest.mark.parametrize("server", ["qdrant"], indirect=True)
+def test_vectors_elsewhere_are_filtered_before_they_are_ranked(server):
+    generator = np.random.default_rng(6)
+    vectors = generator.normal(size=(len(DOCUMENTS), 4))
+    rules = [RULES[at] for at in generator.integers(len(RULES), size=len(DOCUMENTS))]
+    documents = [{**each, "acl": rule or []} for each, rule in zip(DOCUMENTS, rules, strict=True)]
+    server.fill("directions", documents, vectors)
+    engine = open_remote(Location(server.url, "directions", title="title", allow="acl", key=server.key))
+    seen = [
+        at
+        for at, each in enumerate(documents)
+        if not each["acl"] or {"everyone", "doctors", "user:ada"} & set(each["acl"])
+    ]
+    query = generator.normal(size=4)
+    cosines = vectors @ query / np.linalg.norm(vectors, axis=1) / np.linalg.norm(query)
+    best = sorted(seen, key=lambda at: -cosines[at])[:5]
+    only = Constraints(readers=PERSONS[0].principals)
+    hits = engine.search("", query.astype(np.float32), 5, only)
+    assert [id for id, _ in hits] == [server.id(documents[at]["id"]) for at in best]
+    assert engine.documents(only) == len(seen)
+    engine.close()

@@ -65,6 +65,7 @@ class OpenSearchStandIn(EngineServer):
         if parts[1] == "_mapping":
             text = {"type": "text", "analyzer": "english", "fields": {"keyword": {"type": "keyword"}}}
             fields = {"title": text, "body": text, "kind": {"type": "keyword"}, "at": {"type": "date"}}
+            fields["acl"] = {"type": "keyword"}
             return 200, {parts[0]: {"mappings": {"properties": fields}}}
         if parts[1] == "_stats":
             done = {"index_total": len(documents), "delete_total": 0}
@@ -159,13 +160,22 @@ def _clauses(query: Any) -> int:
 def _meets(id: str, source: Any, condition: Any) -> bool:
     if "ids" in condition:
         return id in condition["ids"]["values"]
+    if "bool" in condition and "must_not" in condition["bool"]:
+        return not any(_meets(id, source, each) for each in condition["bool"]["must_not"])
     if "bool" in condition:
         return any(_meets(id, source, each) for each in condition["bool"]["should"])
+    if "terms" in condition:
+        ((field, values),) = condition["terms"].items()
+        return not set(source.get(field) or ()).isdisjoint(values)
+    if "exists" in condition:
+        return bool(source.get(condition["exists"]["field"]))
     if "range" in condition:
         ((field, bounds),) = condition["range"].items()
         assert bounds["format"] == "epoch_millis"
         return field in source and bounds.get("gte", 0) <= source[field] < bounds.get("lt", 1 << 60)
     ((field, value),) = condition["term"].items()
+    if field == "_ignored":
+        return False
     if isinstance(value, dict):
         return source[field].lower() == value["value"].lower()
     return source[field] == value

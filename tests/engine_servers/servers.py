@@ -58,8 +58,8 @@ class EngineServer:
         return {}
 
     def fill(self, source: str, documents: Sequence[dict[str, Any]]) -> None:
-        """Bring documents {id, title, body, kind, at} into a new collection; found when this returns. `at` is
-        a date in seconds, and may be lacking."""
+        """Bring documents {id, title, body, kind, at, acl} into a new collection; found when this returns.
+        `at` is a date in seconds and `acl` a list of principals; both may be lacking."""
         raise NotImplementedError
 
     def id(self, name: str) -> str:
@@ -94,7 +94,8 @@ class QdrantServer(EngineServer):
             {
                 "id": int(self.id(each["id"])),
                 "vector": [1.0, at] if vectors is None else [float(value) for value in vectors[at]],
-                "payload": {name: each[name] for name in ("title", "body", "kind")} | _dated(each),
+                "payload": {name: each[name] for name in ("title", "body", "kind", "acl") if name in each}
+                | _dated(each),
             }
             for at, each in enumerate(documents)
         ]
@@ -114,6 +115,7 @@ class TypesenseServer(EngineServer):
         fields = [{"name": name, "type": "string"} for name in ("title", "body")]
         fields.append({"name": "kind", "type": "string", "facet": True})
         fields.append({"name": "at", "type": "int64", "optional": True})
+        fields.append({"name": "acl", "type": "string[]", "optional": True})
         self.ask("POST", "/collections", {"name": source, "fields": fields})
         lines = "\n".join(map(json.dumps, documents))
         reply = httpx.post(
@@ -136,7 +138,7 @@ class MeilisearchServer(EngineServer):
 
     def fill(self, source: str, documents: Sequence[dict[str, Any]]) -> None:
         self.ask("POST", "/indexes", {"uid": source, "primaryKey": "id"})
-        self.ask("PUT", f"/indexes/{source}/settings/filterable-attributes", ["kind", "at"])
+        self.ask("PUT", f"/indexes/{source}/settings/filterable-attributes", ["kind", "at", "acl"])
         task = self.ask("POST", f"/indexes/{source}/documents", list(documents))["taskUid"]
         until = time.monotonic() + PATIENCE
         while (state := self.ask("GET", f"/tasks/{task}"))["status"] in ("enqueued", "processing"):
@@ -177,13 +179,14 @@ class PostgresServer(EngineServer):
         with psycopg.connect(self.dsn, autocommit=True) as db, db.cursor() as cursor:
             db.execute(
                 f"""CREATE TABLE {source} (id text PRIMARY KEY, title text, body text, kind text,
-                at timestamptz, tsv tsvector GENERATED ALWAYS AS ({vector}) STORED)"""
+                at timestamptz, acl text[], tsv tsvector GENERATED ALWAYS AS ({vector}) STORED)"""
             )
             db.execute(f"CREATE INDEX ON {source} USING gin (tsv)")
             rows = [
-                tuple(each.get(name) for name in ("id", "title", "body", "kind", "at")) for each in documents
+                tuple(each.get(name) for name in ("id", "title", "body", "kind", "at", "acl"))
+                for each in documents
             ]
-            cursor.executemany(f"INSERT INTO {source} VALUES (%s, %s, %s, %s, to_timestamp(%s))", rows)
+            cursor.executemany(f"INSERT INTO {source} VALUES (%s, %s, %s, %s, to_timestamp(%s), %s)", rows)
             db.execute("SELECT pg_stat_force_next_flush()")
 
     def filter(self, kind: str) -> str:
