@@ -29,9 +29,9 @@ LINK = "https://wiki.example.org/{id}"
 
 
 @contextmanager
-def a_node(folder, **rights):
+def a_node(folder, rows=(), **rights):
     """A node on a port of its own, in the loop that comes with it, whose peer has these rights."""
-    rows = [f"d {at}/x,tide,turbine number{at}" for at in range(5)]
+    rows = rows or [f"d {at}/x,tide,turbine number{at}" for at in range(5)]
     path = folder / "corpus.csv"
     path.write_text("\n".join(["id,title,text", *rows, "secret-merger,merger,nobody may know"]))
     settings = NodeSettings(
@@ -53,10 +53,10 @@ def a_node(folder, **rights):
 
 
 @contextmanager
-def a_peer(folder, **rights):
+def a_peer(folder, rows=(), **rights):
     """A node, and a peer that writes to it what it likes."""
     with (
-        a_node(folder, **rights) as (node, _, address),
+        a_node(folder, rows, **rights) as (node, _, address),
         httpx.Client(base_url=f"{address}/v1", timeout=30) as client,
     ):
         client.event_hooks = {"request": [lambda request: request.headers.update(message_header())]}

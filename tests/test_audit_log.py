@@ -14,7 +14,9 @@ import pytest
 from isthmus.errors import DataError, ServiceError
 from isthmus.private.ledger import Budget, Ledger
 from isthmus.service import audit_log, extraction
-from isthmus.service.audit_log import FOLDER, AuditHead, AuditKey, AuditLog, lines, page_of, verify
+from isthmus.service.audit_log import FOLDER, AuditHead, AuditKey, AuditLog, page_of
+from isthmus.service.audit_log import audit_lines as lines
+from isthmus.service.audit_log import verify_audit as verify
 from isthmus.service.extraction import DistinctCount, NodeAudit, seen_by_caller
 from isthmus.service.people import Person
 from isthmus.service.settings import AuditSettings, Policy

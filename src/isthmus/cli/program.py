@@ -38,6 +38,7 @@ GROUPS = (
     "encoder",
     "keys",
     "ledger",
+    "audit",
     "node",
     "attach",
     "broker",

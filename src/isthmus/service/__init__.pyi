@@ -1,8 +1,13 @@
 from isthmus.service.attaching import Inspected as Inspected
 from isthmus.service.attaching import encoder_settings as encoder_settings
 from isthmus.service.attaching import inspect_engine as inspect_engine
+from isthmus.service.audit_log import AuditKey as AuditKey
+from isthmus.service.audit_log import AuditLog as AuditLog
+from isthmus.service.audit_log import audit_lines as audit_lines
+from isthmus.service.audit_log import verify_audit as verify_audit
 from isthmus.service.broker import Broker as Broker
 from isthmus.service.broker import merge_hits as merge_hits
+from isthmus.service.broker import silo_pseudonym as silo_pseudonym
 from isthmus.service.certificates import TRAINING as TRAINING
 from isthmus.service.certificates import Authority as Authority
 from isthmus.service.certificates import files as files
@@ -25,6 +30,7 @@ from isthmus.service.erasure import carry_on as carry_on
 from isthmus.service.erasure import erase as erase
 from isthmus.service.erasure import note_export as note_export
 from isthmus.service.export import export_rows as export_rows
+from isthmus.service.extraction import seen_by_caller as seen_by_caller
 from isthmus.service.index import Index as Index
 from isthmus.service.judgement_files import read_judgements as read_judgements
 from isthmus.service.judgement_files import write_judgements as write_judgements
@@ -65,6 +71,7 @@ from isthmus.service.search_endpoint import SearchEndpoint as SearchEndpoint
 from isthmus.service.searching import Searcher as Searcher
 from isthmus.service.security import ApiKeys as ApiKeys
 from isthmus.service.settings import OPERATOR as OPERATOR
+from isthmus.service.settings import AuditSettings as AuditSettings
 from isthmus.service.settings import BrokerSettings as BrokerSettings
 from isthmus.service.settings import EncoderSettings as EncoderSettings
 from isthmus.service.settings import EngineSettings as EngineSettings

@@ -2,7 +2,7 @@
 
     log = AuditLog(folder, AuditSettings())
     log.record("opened", peer="broker", actor=log.pseudonym("broker", "ada"), documents=["d7"])
-    verify(folder, AuditSettings(), anchors)       # or a DataError that names the first broken entry
+    verify_audit(folder, log, anchors)       # or a DataError that names the first broken entry
 
     audit/000000000001-2026-11-18.jsonl     an entry a line, a new file every day and every `rotate_mb`
     audit/head                              number and hash of the last entry that the disk has
@@ -476,7 +476,7 @@ def _lines(file: Path, most: int | None = None) -> Iterator[Line]:
             yield entry
 
 
-def lines(folder: Path, *, after: int = 0) -> Iterator[Line]:
+def audit_lines(folder: Path, *, after: int = 0) -> Iterator[Line]:
     """Every entry of the log in a node's or broker's folder, or those after a number; also while it grows."""
     folder = folder / FOLDER
     if not folder.is_dir():
@@ -506,7 +506,7 @@ def check_auditor(caller: Caller[Any]) -> str:
 
 def page_of(folder: Path, after: int, most: int) -> bytes:
     """At most so many entries of a log after a number, as they stand in its files."""
-    return b"".join(line.whole for line in islice(lines(folder, after=after), most))
+    return b"".join(line.whole for line in islice(audit_lines(folder, after=after), most))
 
 
 def read_head(folder: Path, key: AuditKey) -> AuditHead:
@@ -532,7 +532,7 @@ class Verified:
     """Of the ledgers that the log was anchored in, by their names: hashes of entries by their numbers."""
 
 
-def verify(folder: Path, key: AuditKey, anchors: Mapping[int, str] | None = None) -> Verified:
+def verify_audit(folder: Path, key: AuditKey, anchors: Mapping[int, str] | None = None) -> Verified:
     """Check every entry, and that those are there which `anchors` have by number and hash.
 
     A DataError names the first entry that is broken: changed, missing, or not sealed with this key.
@@ -543,7 +543,7 @@ def verify(folder: Path, key: AuditKey, anchors: Mapping[int, str] | None = None
     if head.number:
         waiting.setdefault(head.number, head.hash)
     before, retained, line = AuditHead(), AuditHead(), None
-    for line in lines(folder):
+    for line in audit_lines(folder):
         if line.previous != before.hash or line.number != before.number + 1:
             if state.entries or line.number <= 1:
                 raise _out_of_order(line, before)

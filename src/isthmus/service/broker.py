@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -662,3 +663,11 @@ def _questions(
     extras = {"matches": request.facets, "suggest": request.suggest, "fold": several}
     extended = {**payload, **{name: True for name, is_wanted in extras.items() if is_wanted}}
     return json.dumps(payload).encode(), json.dumps(extended).encode()
+
+
+def silo_pseudonym(folder: Path, silo: str, person: str) -> str:
+    """What a silo calls a person of the broker with this folder; a DataError where it has named nobody."""
+    file = folder / "persons.key"
+    if not file.exists():
+        raise DataError("this broker has named nobody to a silo yet", file=file, cure="check the folder")
+    return pseudonym(local_secret(file), silo, person)

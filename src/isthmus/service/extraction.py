@@ -28,7 +28,7 @@ import numpy as np
 
 from isthmus.errors import DataError
 from isthmus.private.ledger import Ledger
-from isthmus.service.audit_log import FOLDER, AuditHead, AuditLog, lines, moment
+from isthmus.service.audit_log import FOLDER, AuditHead, AuditLog, audit_lines, moment
 from isthmus.service.limits import SEEN, HttpProblem
 from isthmus.service.people import Person
 from isthmus.service.settings import AuditSettings, Policy
@@ -259,7 +259,7 @@ class NodeAudit(AuditLog):
         """What was in the log and not yet in the file of sketches when a process ended."""
         number = self.seen.reached
         try:
-            for line in lines(folder, after=number):
+            for line in audit_lines(folder, after=number):
                 number = line.number
                 if b'"action":"shown"' in line.text or b'"action":"opened"' in line.text:
                     entry = line.content
@@ -280,8 +280,9 @@ class NodeAudit(AuditLog):
     def record_opened(
         self, person: Person | None, peer: str, policy: Policy, id: str, request: str = ""
     ) -> None:
-        """A whole document is about to leave, as a hit or by a `request` that its owner allowed."""
-        self._admit("opened", person, peer, policy, [id], "", request=request)
+        """A whole document is about to leave, as a hit or by a `request` that its owner allowed, whatever the
+        policy's limits are."""
+        self._admit("opened", person, peer, Policy() if request else policy, [id], "", request=request)
 
     def _admit(
         self,
@@ -371,11 +372,11 @@ def _callers(peer: str, actor: str) -> tuple[str, ...]:
 def _refusal(limit: str, now: float) -> SeenEnough:
     cure = f"its operator may raise {limit} in the silo's policy"
     if limit.endswith("_a_day"):
-        wait = str(math.ceil(86_400 - now % 86_400))
+        wait, when = str(math.ceil(86_400 - now % 86_400)), "in a day; tomorrow again"
         return SeenEnough(
-            429, f"as much of this silo as it shows in a day; tomorrow, or {cure}", Retry_After=wait
+            429, f"you have seen as much of this silo as it shows {when}, or {cure}", Retry_After=wait
         )
-    return SeenEnough(403, f"you have seen as much of this silo as its policy allows; {cure}")
+    return SeenEnough(429, f"you have seen as much of this silo as its policy allows; {cure}")
 
 
 def seen_by_caller(folder: Path, now: float | None = None) -> list[Seen]:
