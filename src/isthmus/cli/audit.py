@@ -27,11 +27,11 @@ ENTERPRISE = "isthmus@32473"
 COLUMNS = ("number", "at", "action", "peer", "actor", "documents", "what")
 
 _VERIFY = "isthmus audit verify north.toml"
-_HEAD = "isthmus audit head north.toml >> /media/kept-elsewhere/north.heads"
+_HEAD = "isthmus audit head north.toml"
 _SHOW = "isthmus audit show north.toml --document papers/tides.md\nisthmus audit show north --action refused"
 _EXPORT = (
     "isthmus audit export north.toml --since 2026-11-01 -o november.jsonl\n"
-    "isthmus audit export north.toml --format syslog --person ada | logger --rfc5424 -n siem.example.org"
+    "isthmus audit export north.toml --format syslog --person ada -o ada.log"
 )
 _SEEN = "isthmus audit seen north.toml"
 _PSEUDONYM = "isthmus audit pseudonym broker.toml ada --silo north"
