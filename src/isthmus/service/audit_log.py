@@ -43,7 +43,7 @@ from isthmus.errors import DataError, IsthmusError, ServiceError
 from isthmus.files import locked, write_private
 from isthmus.service.limits import CALLER, Buckets, HttpProblem
 from isthmus.service.security import ApiKeys, Caller, local_secret
-from isthmus.service.settings import AuditSettings
+from isthmus.service.settings import AuditSettings, Tls
 
 FOLDER, KEY, HEAD, LOCK, STATE = "audit", "audit.key", "head", "lock", "state.json"
 BEGINNING = "0" * 64
@@ -344,7 +344,7 @@ class AuditLog(AuditKey):
             for action, values in self._watched.items():
                 try:
                     self.compare(action, values())
-                except (IsthmusError, ValueError) as error:
+                except (IsthmusError, OSError, ValueError) as error:
                     _log.warning("audit log: %s", error)
 
     def compare(self, action: str, values: Mapping[str, str]) -> None:
@@ -376,11 +376,15 @@ class AuditLog(AuditKey):
             self._stream, self._end, self._thread = -1, _End(), None
 
 
-def keys_in(path: Path | None) -> dict[str, str]:
-    """Names and rights of the API keys in a file by their ids, to be watched."""
-    if path is None:
-        return {}
-    return {key.id: f"{key.name}: {' '.join(key.scopes)}" for key in ApiKeys(path).all()}
+def keys_in(api_keys: Path | None, tls: Tls | None, *others: Path) -> dict[str, str]:
+    """What is watched of keys: names and rights of API keys by their ids, the certificate's digest, and when
+    other keys were made."""
+    known = {}
+    if api_keys is not None:
+        known = {key.id: f"{key.name}: {' '.join(key.scopes)}" for key in ApiKeys(api_keys).all()}
+    if tls is not None:
+        known["certificate"] = hashlib.sha256(tls.certificate.read_bytes()).hexdigest()
+    return known | {path.name: moment(path.stat().st_mtime) for path in others if path.exists()}
 
 
 def policies_in(peers: Mapping[str, Any]) -> dict[str, str]:

@@ -298,7 +298,7 @@ class Broker:
             settings.folder,
             settings.audit,
             watched={
-                "keys": lambda: keys_in(settings.keys),
+                "keys": lambda: keys_in(settings.keys, settings.tls, settings.folder / "persons.key"),
                 "policy": lambda: policies_in(settings.silos),
             },
         )
@@ -670,4 +670,4 @@ def silo_pseudonym(folder: Path, silo: str, person: str) -> str:
     file = folder / "persons.key"
     if not file.exists():
         raise DataError("this broker has named nobody to a silo yet", file=file, cure="check the folder")
-    return pseudonym(local_secret(file), silo, person)
+    return pseudonym(LiveSecret(file)(), silo, person)

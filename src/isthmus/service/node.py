@@ -234,7 +234,7 @@ class Node:
             documents=lambda: len(self.index.snapshot),
             watched={
                 "policy": lambda: policies_in(settings.peers),
-                "keys": lambda: keys_in(settings.keys),
+                "keys": lambda: keys_in(settings.keys, settings.tls, settings.folder / "feedback.key"),
                 "model": lambda: {path.name: str(stamp) for path, stamp in self._stamps().items()},
             },
         )
