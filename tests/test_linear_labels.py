@@ -48,9 +48,10 @@ def objective(
 
 @pytest.mark.parametrize("cost", [0.1, 1.0, 10.0])
 def test_the_minimum_is_that_of_liblinear_over_all_texts(
-    data: tuple[TextRows, csr_array], cost: float
+    data: tuple[TextRows, csr_array], cost: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts, labels = data
+    monkeypatch.setattr(linear, "TOLERANCE", 1e-6)
     fitted = SparseLinear(prune=0.0, cost=cost).fit(texts, labels)
     rows = weighed(texts, fitted.rarity).astype(float)
     for label in (1, 4, RARE):
@@ -92,7 +93,10 @@ def test_labels_that_a_matcher_lists_are_learned_from_the_texts_it_lists_them_fo
     assert np.array_equal(everything.weights.toarray(), whole.weights.toarray())
 
 
-def test_texts_that_are_not_looked_at_count_as_texts_without_words(data: tuple[TextRows, csr_array]) -> None:
+def test_texts_that_are_not_looked_at_count_as_texts_without_words(
+    data: tuple[TextRows, csr_array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "TOLERANCE", 1e-6)
     rows = linear._narrow(weighed(data[0], rarity(data[0])))[:50]
     signs = np.where(np.arange(50) < 8, 1.0, -1.0)
     terms, weights, intercept = linear._liblinear(rows, signs, 1.0, 300)
