@@ -41,6 +41,7 @@ from isthmus.classification import (
 )
 from isthmus.classification import sparse_rankers as rankers_module
 from isthmus.classification.sparse import read_arrays, sparse_arrays, sparse_of, write_arrays
+from isthmus.cli.classify_multi import suggest_links
 from isthmus.corpora import SparseRows, write_xmc
 from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation import Propensity, evaluate
@@ -381,6 +382,22 @@ def test_a_page_is_no_answer_to_itself() -> None:
     assert other.predict(texts[:12]).toarray()[np.arange(12), np.arange(12)].any()
     with pytest.raises(DataError, match="links without the texts' ids"):
         model.predict(texts)
+
+
+def test_labels_that_look_like_pages_are_said_to(capsys: pytest.CaptureFixture[str]) -> None:
+    data = labelled(60, 30)
+    pages = replace(data, ids=(*data.names, *map(str, range(30))))
+    rows = [[at for at in row if at != text] or [29 - text] for text, row in enumerate(data.label_lists[:30])]
+    free = replace(pages, labels=from_lists([*rows, *data.label_lists[30:]], 30))
+    suggest_links(free)
+    assert (
+        "30 texts have a label's name for their id, and none has that label: try --links"
+        in capsys.readouterr().err
+    )
+    own = from_lists([[0], *rows[1:], *data.label_lists[30:]], 30)
+    for other in (data, replace(free, labels=own), replace(free, ids=tuple(map(str, range(60))))):
+        suggest_links(other)
+    assert not capsys.readouterr().err
 
 
 def test_the_papers_preset_has_two_rankers_and_splits_head_and_tail() -> None:

@@ -261,7 +261,8 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
                 raise DataError(wrong, file=path, line=reader.line_num, cure=cure)
             yield {str(key).strip().lower(): value for key, value in row.items()}
     except csv.Error as error:
-        raise DataError(str(error), file=path, line=reader.line_num) from None
+        cure = "write texts that are longer, or hold control characters, as JSON lines"
+        raise DataError(str(error), file=path, line=reader.line_num, cure=cure) from None
 
 
 def _lines(path: Path) -> Iterator[str]:

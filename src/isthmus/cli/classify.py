@@ -312,7 +312,8 @@ COMMANDS = (
             Command(
                 name="fit",
                 summary="learn from labelled texts; what it is worth is measured on texts held out",
-                example="isthmus classify fit tickets.csv -o tickets.classifier",
+                example="isthmus classify fit tickets.csv -o tickets.classifier\n"
+                "isthmus classify fit pydocs-see-also --links -o pages.classifier",
                 add_arguments=_fit_arguments,
                 run=_fit,
             ),
@@ -326,7 +327,8 @@ COMMANDS = (
             Command(
                 name="predict",
                 summary="label new texts, or abstain",
-                example="isthmus classify predict tickets.classifier new.csv --precision 0.95 -o labels.csv",
+                example="isthmus classify predict tickets.classifier new.csv --precision 0.95 -o labels.csv\n"
+                "isthmus classify predict pages.classifier new.jsonl --top 3 -o labels.jsonl",
                 add_arguments=_predict_arguments,
                 run=_predict,
             ),

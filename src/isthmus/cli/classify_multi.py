@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from isthmus.classification import LabelledTexts, LabelReport, MultiLabelClassifier
 
 DEFAULT_TOP = 5
+PAGES = 20
+"""Texts that are labels themselves, from which on that is no accident."""
 
 
 def fit(arguments: argparse.Namespace, data: LabelledTexts) -> None:
     """Learn, stage by stage, into the folder."""
+    if not arguments.links:
+        suggest_links(data)
     classifier = _classifier(arguments).fit(data, arguments.out)
     report = classifier.report()
     decision = classifier.held_out_.decision(arguments.precision)
@@ -131,6 +135,15 @@ def announce(data: LabelledTexts) -> None:
     """Say that texts have several labels, and what follows."""
     several = int((np.diff(data.labels.indptr) > 1).sum())
     say(f"{several:,} of {len(data):,} texts have several labels: any number of labels is learned (--multi)")
+
+
+def suggest_links(data: LabelledTexts) -> None:
+    """Say where labels look like pages: texts have a label's name for their id, and none has that label."""
+    place = {name: at for at, name in enumerate(data.names) if not name.isdigit()}
+    own = np.array([place.get(name, -1) for name in data.ids])
+    pages = np.flatnonzero(own >= 0)
+    if len(pages) >= PAGES and not np.asarray(data.labels[pages, own[pages]]).any():
+        say(f"{len(pages):,} texts have a label's name for their id, and none has that label: try --links")
 
 
 def _classifier(arguments: argparse.Namespace) -> MultiLabelClassifier:
