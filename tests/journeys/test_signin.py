@@ -54,12 +54,19 @@ doctors = ["search", "feedback"]
 """
 
 
+CORPUS = """id,title,text,allow
+d1,Tidal power,a turbine in the tide,
+d2,Ward notes,the tide of patients in ward three,group:ward-3
+d3,Board minutes,the tide turns,group:board
+"""
+
+
 class Hospital:
     """A silo, the broker whose settings name the provider, and what the silo heard of who asks."""
 
     def __init__(self, folder, port, issuer):
         self.folder, self.url, self.issuer, self.loop = folder, f"http://127.0.0.1:{port}", issuer, Loop()
-        (folder / "corpus.csv").write_text("id,title,text\nd1,Tidal power,a turbine in the tide\n")
+        (folder / "corpus.csv").write_text(CORPUS)
         keys = ApiKeys(folder / "north-keys.json")
         policy = Policy(search=True, snippets=True, feedback=True, people=True)
         silo = NodeSettings(
@@ -150,10 +157,12 @@ def at_the_provider(page, name):
 
 
 def test_from_the_page_to_the_silo_and_out_again(browser, hospital):
-    """They come back to where they were, by name; the silo knows them; out is out."""
+    """They come back to where they were, by name; the silo shows them what they may see; out is out."""
     with page_of(browser, hospital, "#/search?q=tide") as page:
         at_the_provider(page, "ada")
         expect(page.get_by_text("Tidal power")).to_be_visible()
+        expect(page.get_by_text("Ward notes")).to_be_visible()
+        assert page.get_by_text("Board minutes").count() == 0
         expect(page.locator("#who")).to_have_text("Ada Lovelace")
         assert page.url == f"{hospital.url}/#/search?q=tide"
         assert {(each.id, each.groups) for each in hospital.people} == {
