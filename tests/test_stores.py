@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 
 from isthmus.errors import DataError, ServiceError
 from isthmus.service.stores import (
+    SUBJECT,
     Counts,
     Draft,
     Judgement,
@@ -322,3 +324,44 @@ def test_who_may_see_a_document_and_whom_it_is_about_are_stored_and_go_with_it(s
     store.remove(["a"])
     (gone,) = (each for each in store.changes(0, 9) if each.id == "a")
     assert (gone.removed, gone.allow) == (True, ())
+
+
+def test_what_is_about_a_subject_is_found_erased_and_let_in_again(store):
+    """Documents of it, removed ones too, and what people wrote that names it, as a word of its own."""
+    about = "patient-4711"
+    store.put([Draft("a", "", "text", subject=about), Draft("b", "", f"names {about}"), Draft("c", "", "x")])
+    store.put([Draft("d", "", "gone", subject=about)])
+    store.remove(["d"])
+    assert store.subjects() == {"a": about}
+    assert store.of_subject(about) == ["a", "d"]
+    assert store.mentioning(about) == 1
+    store.judge(*(Judgement(query, "c", True, "p", 1.0) for query in (f"of {about}", f"of {about}0", "x")))
+    store.ask(StoredRequest("1" * 32, "c", "p", "q", "", "query", f"why: {about}.", 1.0))
+    store.block(["a", "d", f"{SUBJECT}{about}"], at=7.0)
+    store.block(["e"], at=8.0)
+    store.remove(["a"])
+    assert store.erase(["a", "d"], about) == {"documents": 0, "judgements": 1, "requests": 1}
+    assert store.of_subject(about) == []
+    assert sorted(each.query for each in store.judgements()) == [f"of {about}0", "x"]
+    assert store.blocked().subject(about)
+    assert not store.blocked().subject("patient")
+    assert store.readmit_subject(about) == 3
+    assert len(store.blocked()) == 1
+
+
+def test_documents_and_judgements_expire_by_their_source(store):
+    store.put([Draft("old", "", "a", date=100), Draft("new", "", "b", date=900)], source="one")
+    store.put([Draft("undated", "", "c")], source="one")
+    store.put([Draft("other", "", "d", date=100)], source="two")
+    now = time.time()
+    assert store.expired("one", before=500, arrival=False) == ["old"]
+    assert store.expired("one", before=now + 60, arrival=False) == ["new", "old", "undated"]
+    assert store.expired("one", before=500, arrival=True) == []
+    assert store.expired("one", before=now + 60, arrival=True) == ["new", "old", "undated"]
+    store.judge(Judgement("q", "new", True, "p", 10.0), Judgement("r", "new", True, "p", 20.0))
+    store.judge(Judgement("q", "other", True, "p", 10.0))
+    assert store.expired_judgements("one", before=15.0) == 1
+    assert store.expired_judgements("one", before=15.0, forget=True) == 1
+    assert store.count_judgements() == 2
+    store.put([Draft("old", "", "changed", date=100)], source="one")
+    assert store.expired("one", before=now - 60, arrival=True) == [], "a change is no arrival"
