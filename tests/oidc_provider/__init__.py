@@ -25,10 +25,12 @@ def installed() -> Path:
             if shutil.which("npm") is None or shutil.which("node") is None:
                 raise NotToBeHad("no npm; .ci/run installs it")
             with tempfile.TemporaryDirectory(dir=HOME) as folder:
+                whole = Path(folder) / FOLDER.name
+                whole.mkdir()
                 for name in ("package.json", "package-lock.json"):
-                    shutil.copy(HERE / name, folder)
-                fetch(["npm", "ci", "--silent", "--ignore-scripts", "--no-audit", "--no-fund"], Path(folder))
-                shutil.copytree(folder, FOLDER, symlinks=True)
+                    shutil.copy(HERE / name, whole)
+                fetch(["npm", "ci", "--silent", "--ignore-scripts", "--no-audit", "--no-fund"], whole)
+                whole.rename(FOLDER)
     return FOLDER
 
 
