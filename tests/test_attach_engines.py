@@ -468,8 +468,10 @@ PERSONS = (Person("ada", frozenset({"doctors"})), Person("bob", frozenset({"nurs
 
 def ruled(server, folder, source, level):
     """A node over a collection whose documents say who may see them."""
-    settings, _ = attach(server, folder, "--source", "papers", "--type", "kind", "--date", "at")
-    engine = replace(settings.engine, source=source, allow_field="acl", level=level)
+    options = ("--source", "ruled", "--type", "kind", "--date", "at", "--allow-field", "acl")
+    settings, _ = attach(server, folder, *options)
+    engine = replace(settings.engine, source=source)
+    assert (engine.allow_field, engine.level) == ("acl", level)
     folder = settings.folder.with_name(f"{source}-{level}")
     if level == "full":
         return Node(replace(settings, engine=engine, folder=folder, depth=400))

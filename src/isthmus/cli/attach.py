@@ -33,6 +33,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         add(
             parser, f"--{name} FIELD", f"the field that is a document's {name}, to filter and count by (none)"
         )
+    add(parser, "--allow-field FIELD", "the field that says who may see a document (none)", default="")
+    add(parser, "--allow WHO", "who may see documents that do not say so, as group:doctors (all)", default="")
     add(parser, "--link URL", "where people see a document, with {id} in it (nowhere)", default="")
     add(parser, "--search-by NAME", "a tsvector, or the name of a vector (the first there is)")
     add(parser, "--filter TEXT", "which documents the silo has, in the engine's own language (all)")
@@ -50,6 +52,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _wanted(arguments: argparse.Namespace) -> EngineSettings:
+    from isthmus.engines import principals_of
     from isthmus.service import EngineSettings
 
     return EngineSettings(
@@ -61,6 +64,8 @@ def _wanted(arguments: argparse.Namespace) -> EngineSettings:
         type=arguments.type or "",
         date=arguments.date or "",
         link=arguments.link,
+        allow=principals_of(arguments.allow),
+        allow_field=arguments.allow_field,
         search_by=arguments.search_by or "",
         filter=arguments.filter or "",
         key=arguments.key,

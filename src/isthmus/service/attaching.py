@@ -98,6 +98,8 @@ def inspect_engine(wanted: EngineSettings, level: str = "", encoder: str = "") -
         sample = _sampled(remote)
         others = tuple(each.name for each in sources if each.name != source.name)
         _check_filters(remote, sample)
+        if proposed.allow_field:
+            remote.check_rules()
         settings = replace(proposed, language=_language(sample))
         return _proved(remote, settings, source, sample, _Wish(level, encoder), others)
 
@@ -114,10 +116,10 @@ def _chosen(sources: Sequence[RemoteSource], name: str, noun: str) -> RemoteSour
 
 def _fields(wanted: EngineSettings, source: RemoteSource) -> EngineSettings:
     """Fields for id, title and body, by their kinds and names; those that are named must be there."""
-    for option in ("id", "title", "body", "type", "date"):
-        name = getattr(wanted, option)
+    for option in ("id", "title", "body", "type", "date", "allow_field"):
+        name, key = getattr(wanted, option), f"--{option.replace('_', '-')}"
         if name and name not in source.fields:
-            raise ConfigError(f"{source.name} has no field {name}", key=f"--{option}", known=source.fields)
+            raise ConfigError(f"{source.name} has no field {name}", key=key, known=source.fields)
     kinds = source.fields
     ids = [name for name, kind in kinds.items() if kind == "id"]
     id = wanted.id or _named(IDS, ids) or (ids[0] if ids else "")
