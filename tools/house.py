@@ -71,7 +71,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/text.py": 186,  # short texts without the pattern of 31 marks; texts cut in blocks
     "src/isthmus/training.py": 65,  # training in memory, in one call
     "src/isthmus/workers.py": 20,
-    "tools": 785,  # proof by mutation
+    "tools": 890,  # proof by mutation; releases, built twice, listed and audited
 }
 """Code lines of a folder at most; a limit is raised only with a reason beside it."""
 
