@@ -88,6 +88,18 @@ def test_a_count_is_of_patients_and_costs_each_of_them_epsilon_once(settings):
         assert row["unit"] == "one patient more, less or replaced"
 
 
+def test_a_letter_that_turns_out_to_be_anothers_is_counted_and_paid_for_by_both(settings):
+    drafts = letters(patients=2)
+    with node(replace(settings, noised_counts=NoisedCounts(epsilon=1.0)), *drafts) as opened:
+        opened.count(CountQuestion(query="word1", threshold=0.5), PEER)
+        assert opened.ledger.subject("patient-0000").spent == 1.0
+        opened.store.put([replace(drafts[3], subject="patient-0009")], source="operator")
+        opened.index.catch_up()
+        opened.count(CountQuestion(query="word2", threshold=0.5), PEER)
+        assert opened.ledger.subject("patient-0009").spent >= 2.0, "1 that it inherits, and 1 of its own"
+        assert opened.ledger.subject("patient-0001").spent == 2.0
+
+
 def test_subjects_leave_in_no_answer_and_stand_in_the_ledger_as_digests(settings):
     from starlette.testclient import TestClient
 

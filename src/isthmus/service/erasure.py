@@ -54,6 +54,8 @@ LEAST = 12
 """Bytes of a piece of text that is looked for: shorter ones stand anywhere."""
 NOTED, EXPORTS, RECEIPTS = "erasing.json", "exports.json", "receipts"
 """What is being erased, files that were exported, and receipts without ids, in the node's folder."""
+LISTED = 1_000
+"""Documents of which a receipt says what releases covered them."""
 LARGEST = 1 << 30
 """Bytes of an exported file that is written anew."""
 
@@ -111,8 +113,11 @@ def _erased(node: Node, erasure: _Erasure, *, again: bool) -> wire.ErasureReceip
     node.store.block([*ids, *([f"{SUBJECT}{subject}"] if subject else [])], at=erasure.at)
     pieces = [text.encode() for each in drafts.values() for text in (each.id, each.body[:60])]
     pieces += [subject.encode()] if subject else []
-    released = {id: [_charge(row) for row in node.ledger.charges(id)] for id in ids}
-    rewritten, remains = list[str](), list(REMAINS)
+    rewritten, remains, released = list[str](), list(REMAINS), dict[str, list[dict[str, object]]]()
+    if len(ids) <= LISTED:
+        released = {id: [_charge(row) for row in node.ledger.charges(id)] for id in ids}
+    else:
+        remains.append("which releases covered each of so many documents is not listed; the ledger has it")
     if node.attached is None:
         node.store.remove(ids)
         node.index.catch_up()
@@ -144,7 +149,9 @@ def _erased(node: Node, erasure: _Erasure, *, again: bool) -> wire.ErasureReceip
         why=erasure.why,
         subject=subject,
         documents=[
-            wire.ErasedDocument(id=id, removed=id in stored, hidden=id in hidden, released=released[id])
+            wire.ErasedDocument(
+                id=id, removed=id in stored, hidden=id in hidden, released=released.get(id, [])
+            )
             for id in ids
         ],
         judgements=counts["judgements"],

@@ -210,8 +210,9 @@ class CountReleases:
             keys = [subject or at for at, subject in enumerate(every.subjects)]
             number = {key: at for at, key in enumerate(dict.fromkeys(keys))}
             units = np.array([number[key] for key in keys], dtype=np.int64)
+            first = np.unique(units, return_index=True)[1]
             counted = _Collection(
-                every.bounded(self.ledger, 1).covered,
+                every.covered.take(first.tolist()),
                 every.bounded(self.ledger, self._per_subject).covered,
                 self._by_language(snapshot, every.handles, units),
                 self._noun if any(every.subjects) else "document",
