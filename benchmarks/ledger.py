@@ -1,4 +1,5 @@
-"""The ledger after a million charges: one document, a whole collection, and an answer that is paid already.
+"""The ledger after a million charges: one document, a whole collection, an answer that is paid already; and
+the audit log: what an entry costs a search, and ten thousand verified.
 
 A charge is on disk when it returns, and so is the tally that tells how far the ledger has come: it waits for
 two syncs, one after the other, and no charge that lasts can be faster. So the first row stands beside two
@@ -19,6 +20,7 @@ from typing import IO, Any
 from benchmarks._rows import limited
 from isthmus.private.cost import Cost, Covered
 from isthmus.private.ledger import Budget, Ledger, fingerprint
+from isthmus.service import AuditLog, AuditSettings, verify_audit
 
 DOCUMENTS, CHARGES = 40_000, 1_000_000
 RUNS, CHARGES_A_RUN = 20, 25
@@ -48,6 +50,28 @@ def main() -> list[dict[str, Any]]:
         limited("… of which processor time (ms)", 1000 * work, 1),
         limited("charge 40,000 documents at once (s)", min(batches), 1),
         limited("40,000 documents that are paid already (ms)", 1000 * paid, 5),
+        *audit_log(),
+    ]
+
+
+def audit_log() -> list[dict[str, Any]]:
+    """What an entry of ten hits costs, and the check of all entries, in processor time."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = AuditLog(Path(folder), AuditSettings())
+        hits = [f"document-{number}" for number in range(10)]
+        log.record("shown", peer="broker", documents=hits, query="tides")
+        began = time.thread_time()
+        for _ in range(9_999):
+            log.record("shown", peer="broker", documents=hits, query="tides")
+        entry = (time.thread_time() - began) / 9_999
+        log.close()
+        began = time.process_time()
+        if verify_audit(Path(folder), log).entries != 10_000:
+            raise RuntimeError("not ten thousand entries")
+        verified = time.process_time() - began
+    return [
+        limited("audit log: an entry of ten hits, processor time (ms)", 1000 * entry, 0.5),
+        limited("audit log: 10,000 entries verified, processor time (s)", verified, 1),
     ]
 
 

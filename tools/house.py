@@ -34,7 +34,7 @@ LONGEST = 60
 
 LIMITS: Mapping[str, int] = {
     "src/isthmus": 50_800,  # who asks and may see what, audit log, subjects; attached engines; labels
-    "benchmarks": 2_669,  # a node beside its peers at two sizes, its growth; stand-ins that heed k
+    "benchmarks": 2_690,  # a node beside its peers at two sizes, its growth; stand-ins; the audit log
     "docs": 345,  # the reference's folders; how a node grows, as a plot beside tantivy
     "reproduce": 7_028,  # verdicts; a tuned encoder; hypotheses; CS-F-LTR as printed; choices left out
     "src/isthmus/__init__.py": 10,
