@@ -7,12 +7,15 @@ import os
 
 import numpy as np
 import pytest
+from cryptography import x509
 
 from isthmus.cli import main
 from isthmus.errors import DataError, ProtocolError
 from isthmus.private import Keyring, SiloFolder, read_card, read_released, write_released
 from isthmus.private.ledger import Budget
+from isthmus.service import certificates
 from isthmus.service.broker import Broker
+from isthmus.service.certificates import Authority
 from isthmus.service.node import Node
 from isthmus.service.security import ApiKeys, HitTokens, LiveSecret
 from isthmus.service.settings import read_broker, read_node
@@ -212,6 +215,29 @@ def test_a_new_identity_is_believed_once_its_card_is(folder, capsys):
     assert "--replace" in capsys.readouterr().err
     assert main(["keys", "trust", str(south.path), str(card), "--replace"]) == 0
     assert south.trusted()["north"] == north.identity().card
+
+
+def test_certificates_that_end_soon_are_renewed_for_the_same_names(tmp_path, capsys):
+    authority = Authority.at(tmp_path)
+    authority.issue("north", clients=False, hosts=["silo.example.org"], days=5)
+    authority.issue("broker", clients=True)
+    before = {name: authority.present(name) for name in ("north", "broker")}
+    assert main(["keys", "renew", str(tmp_path), "--within", "7", "--days", "14", "--json"]) == 0
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["north"]
+    assert authority.present("broker") == before["broker"]
+    renewed = authority.present("north")
+    assert renewed.public_key() != before["north"].public_key()
+    for kind in (x509.SubjectAlternativeName, x509.ExtendedKeyUsage):
+        values = [each.extensions.get_extension_for_class(kind).value for each in (renewed, before["north"])]
+        assert values[0] == values[1]
+    tls = certificates.files(tmp_path / "north")
+    assert certificates.ending(tls) == {(): renewed.not_valid_after_utc.timestamp()}
+    assert certificates.ending(None) == {}
+    assert main(["keys", "renew", str(tmp_path), "--within", "7"]) == 0
+    assert "no certificate ends" in capsys.readouterr().err
+    assert main(["keys", "revoke", str(tmp_path), "nobody"]) == 1
+    assert main(["keys", "renew", str(tmp_path / "elsewhere")]) == 1
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_an_api_key_is_rotated_with_an_overlap(tmp_path, capsys):

@@ -142,7 +142,8 @@ def test_certificates_are_renewed_while_searches_go_on(federation, capsys):
             assert main(["keys", "renew", str(federation.keys), party, "--days", "14"]) == 0
             newest, count = authority.present("north").serial_number, len(statuses)
             until(lambda newest=newest: federation.serial_served() == newest, "the node has taken it up")
-            time.sleep(2 * certificates.LOOK)  # so has the broker
+            held, key = federation.broker.silos["north"].http._tls, federation.keys / "broker" / "tls.key"
+            until(lambda: held.current.key == key.read_bytes(), "so has the broker")  # noqa: B023
             until(lambda count=count: len(statuses) > count + 4, "searches go on")
     finally:
         stopped.set()

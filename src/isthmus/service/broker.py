@@ -26,7 +26,7 @@ from isthmus.errors import ConfigError, DataError, IsthmusError, Refused, SiloUn
 from isthmus.service import wire
 from isthmus.service.audit_log import AuditLog, keys_in, policies_in
 from isthmus.service.breaker import Breaker
-from isthmus.service.certificates import Credentials, LiveTls, client_context, server_name
+from isthmus.service.certificates import ENDING, Credentials, LiveTls, client_context, ending, server_name
 from isthmus.service.document_routing import DocumentRouter
 from isthmus.service.encoding import another_encoder, prevailing
 from isthmus.service.http_client import BrokenReply, HttpClient, HttpReply
@@ -329,6 +329,7 @@ class Broker:
             lambda: {(silo.name,): float(silo.breaker.state == "open") for silo in self.silos.values()},
             "silo",
         )
+        self.metrics.gauge(*ENDING, lambda: ending(self.settings.tls))
 
     async def start(self) -> None:
         """Start the exchange of statistics and score sums, and learn which encoders silos have."""

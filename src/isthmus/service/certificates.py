@@ -164,6 +164,19 @@ class LiveTls:
         return Credentials(context, key, frozenset(entry.serial_number for entry in revoked))
 
 
+ENDING = ("isthmus_certificate_ends_seconds", "When the certificate ends, in seconds since 1970.")
+"""A metric's name and meaning."""
+
+
+def ending(tls: Tls | None) -> dict[tuple[str, ...], float]:
+    """When the certificate ends, as a metric; nothing where there is none that can be read."""
+    try:
+        content = b"" if tls is None else tls.certificate.read_bytes()
+        return {(): x509.load_pem_x509_certificate(content).not_valid_after_utc.timestamp()}
+    except (OSError, ValueError):
+        return {}
+
+
 def stamp(path: Path) -> tuple[int, int, int] | None:
     """What differs once a file was changed or replaced; None where there is none."""
     try:

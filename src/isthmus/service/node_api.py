@@ -23,6 +23,7 @@ from isthmus.errors import BudgetExhausted, ConfigError, DataError, PrivacyError
 from isthmus.service import wire
 from isthmus.service.apps import METRICS, PROBLEMS, Answers, ShortWay, new_app, problems
 from isthmus.service.audit_log import check_auditor, page_of
+from isthmus.service.certificates import ENDING, ending
 from isthmus.service.display import Extras
 from isthmus.service.encoding import another_encoder
 from isthmus.service.erasure import erase
@@ -143,6 +144,7 @@ class NodeApi:
             "isthmus_extraction_total", "Alarms and refusals of callers who see much.", "peer", "outcome"
         )
         audit.on_outcome = lambda peer, outcome: extraction.add(peer=peer, outcome=outcome)
+        gauge(*ENDING, lambda: ending(self.settings.tls))
         gauge("isthmus_dead_rows", "Versions in the index that are gone.", lambda: {(): index.engine.wasted})
 
     @cached_property
