@@ -10,6 +10,9 @@ import pytest
 
 from isthmus.engines import ANYBODY
 from isthmus.errors import ConfigError
+from isthmus.service.api import broker_app
+from isthmus.service.broker import Broker
+from isthmus.service.client import Client
 from isthmus.service.limits import MESSAGE, message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
@@ -17,12 +20,14 @@ from isthmus.service.people import HEADER, Person, Statement, digest_of, token_s
 from isthmus.service.redaction import MASK, Redaction
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import (
+    BrokerSettings,
     EncoderSettings,
     NodeSettings,
     NoisedCounts,
     PathRule,
     PersonPolicy,
     Policy,
+    SiloAddress,
     Source,
     read_node,
 )
@@ -242,3 +247,29 @@ def test_a_rule_that_is_none_is_a_setting_at_fault(tmp_path, line):
     (tmp_path / "silo.toml").write_text(text)
     with pytest.raises(ConfigError):
         read_node(tmp_path / "silo.toml")
+
+
+def test_the_groups_of_an_api_key_are_those_that_a_silo_sees_by(silo, tmp_path):
+    keys = ApiKeys(tmp_path / "api-keys.json")
+    tokens = [
+        keys.add(name, scopes=["search"], groups=[group]) for name, group in (("a", "doctors"), ("b", "x"))
+    ]
+    settings = BrokerSettings(
+        folder=tmp_path / "broker",
+        keys=keys.path,
+        node_key=silo.keys["local"],
+        silos={"north": SiloAddress(f"http://127.0.0.1:{silo.port}", people=True)},
+        share_statistics=False,
+        deadline_ms=10_000,
+    )
+
+    async def made():
+        return Broker(settings)
+
+    server = silo.loop.serve(broker_app(silo.loop.run(made())), lifespan="on")
+    hits = []
+    for token in tokens:
+        with Client(f"http://127.0.0.1:{server.port}", key=token, patience=0) as client:
+            hits.append({hit.document for hit in client.search("tide").hits})
+    silo.loop.stop(server)
+    assert hits == [{"open", "doctors"}, {"open"}]
