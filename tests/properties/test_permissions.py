@@ -43,18 +43,20 @@ DAY = 86_400
 texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=12).map(" ".join)
 documents = st.lists(
     st.builds(
-        lambda title, body, allow, type, date: {
+        lambda title, body, allow, type, date, language: {
             "title": title,
             "body": body,
             "allow": tuple(sorted(allow)),
             "type": type,
             "date": date,
+            "language": language,
         },
         texts,
         texts,
         st.sampled_from(RULES),
         st.sampled_from(["", "pdf", "md"]),
         st.sampled_from([None, DAY, 400 * DAY, 800 * DAY]),
+        st.sampled_from(["", "", "de"]),
     ),
     min_size=3,
     max_size=14,
