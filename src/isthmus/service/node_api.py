@@ -481,7 +481,7 @@ class NodeApi:
         """Remove all that is known of documents; a receipt."""
         self._allowed(request, "operate")
         if not body.ids and not body.subject:
-            raise HttpProblem(422, "name documents or a subject")
+            raise HttpProblem(404, "no documents and no subject are named")
         try:
             return _json(await self._apart(erase, self.node, body.ids, subject=body.subject))
         except DataError as error:
