@@ -84,6 +84,7 @@ def test_a_table_for_people_has_names_of_documents_where_they_are_asked_for(fold
     assert [row["documents"] for row in rows] == [["tides.md"]]
     text = isthmus("audit", "show", folder, "--last", 3).stdout
     assert "refused" in text
+    assert not re.search("[0-9a-f]{24}", text), "digests are cut to what tells them apart"
     assert max(map(len, text.splitlines())) <= 80
     assert "no entry" in isthmus("audit", "show", folder, "--person", "nobody").stderr
 
@@ -107,6 +108,7 @@ def test_a_configuration_names_the_log_as_well(folder):
     config = folder.parent / "silo.toml"
     config.write_text(f'silo = "north"\nfolder = "{folder.name}"\n')
     assert "nothing was changed" in isthmus("audit", "verify", config).stdout
+    assert "nothing was changed" in isthmus("audit", "verify", config.parent).stdout, "as isthmus new has it"
 
 
 def test_a_broker_tells_what_its_people_are_called_elsewhere(tmp_path):
@@ -126,7 +128,7 @@ def test_a_broker_tells_what_its_people_are_called_elsewhere(tmp_path):
     ("words", "problem"),
     [
         (["verify", "no-such-folder"], "there is no such folder"),
-        (["verify", "."], "there is no audit log's key here"),
+        (["verify", "."], "there is no audit log's key (the TOML"),
         (["show", ".", "--since", "yesterday"], "expected a time such as 2026-11-18T09:30"),
         (["verify", ".", "--head", "12"], "expected NUMBER:HASH"),
     ],

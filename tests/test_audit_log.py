@@ -137,6 +137,25 @@ def test_it_goes_on_after_a_restart_and_beside_another_process(tmp_path):
     assert verify(tmp_path, first).entries == 13
 
 
+@pytest.mark.parametrize("how", ["replaced", "deleted"])
+def test_a_file_that_is_replaced_while_it_is_written_is_noticed_with_the_next_entry(tmp_path, how):
+    log = AuditLog(tmp_path, AuditSettings(), clock=Clock())
+    for _ in range(3):
+        log.record("shown")
+    log.sync()
+    file = tmp_path / FOLDER / files(tmp_path)[-1]
+    text = file.read_bytes()
+    file.unlink()
+    if how == "replaced":  # as an editor does
+        file.write_bytes(b"".join(text.splitlines(keepends=True)[:2]))
+    log.record("shown")
+    log.close()
+    remarks = [line.content["what"] for line in lines(tmp_path) if line.content["action"] == "resumed"]
+    assert remarks == [f"entries {3 if how == 'replaced' else 1} to 3 are missing"]
+    with pytest.raises(DataError, match="missing"):
+        verify(tmp_path, log)
+
+
 def test_an_entry_cut_by_a_kill_is_torn_off_and_that_is_an_entry(tmp_path):
     written(tmp_path, 3)
     file = tmp_path / FOLDER / files(tmp_path)[-1]

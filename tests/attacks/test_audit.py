@@ -240,12 +240,21 @@ def test_what_people_and_administrators_do_at_the_broker_is_in_its_log(tmp_path)
             reply = browser.get("/v1/audit", headers={"authorization": f"Bearer {keys['eve']}"})
         entries = [json.loads(line) for line in reply.text.splitlines()]
         actions = [(entry["action"], entry.get("what", "")) for entry in entries]
+        assert actions[0][0] == "started"
         assert ("signed-in", "") in actions
         assert ("refused", "POST /v1/learning/rollback") in actions
         assert ("administration", "GET /v1/requests") in actions
         assert "ada" not in {entry.get("actor") for entry in entries}
         found = isthmus("audit", "show", tmp_path / "broker", "--person", "ada", "--json")
         assert [entry["action"] for entry in json.loads(found.stdout)] == ["signed-in"]
+
+
+def test_statistics_that_leave_are_an_entry_and_those_that_a_peer_has_are_none(tmp_path):
+    with a_peer(tmp_path, counts=True) as peer:
+        tag = peer.get("/statistics").headers["etag"]
+        assert peer.get("/statistics", headers={"if-none-match": tag}).status_code == 304
+        entries = [line.content for line in audit_lines(tmp_path / "north")]
+    assert [entry["what"] for entry in entries if entry["action"] == "exported"] == ["GET /v1/statistics"]
 
 
 # a silo read by searching it

@@ -56,7 +56,9 @@ class _Place:
         file = self.settings.key or self.folder / "audit.key"
         if not file.exists():
             raise DataError(
-                "there is no audit log's key here", file=file, cure="check the path: a node's or broker's"
+                "there is no audit log's key",
+                file=file,
+                cure="the TOML or the folder of a node or broker that has run",
             )
         return AuditKey(self.folder, self.settings)
 
@@ -66,6 +68,8 @@ def _place(text: str) -> _Place:
     from isthmus.service import AuditSettings, SqliteStore, open_store, read_broker, read_node
 
     path = Path(text)
+    if (path / "silo.toml").is_file():  # as isthmus new has them
+        path /= "silo.toml"
     if path.suffix == ".toml":
         try:
             node = read_node(path)
@@ -236,10 +240,22 @@ def _show(arguments: argparse.Namespace) -> None:
 def _cell(entry: Mapping[str, Any], name: str) -> Any:
     value = entry.get(name, "")
     if name == "documents":
-        return f"{len(value)}: {', '.join(value[:3])}{', …' if len(value) > 3 else ''}" if value else ""
+        return (
+            f"{len(value)}: {', '.join(map(_short, value[:3]))}{', …' if len(value) > 3 else ''}"
+            if value
+            else ""
+        )
     if name == "what" and "becomes" in entry:
-        return f"{value}: {entry['was'] or 'nothing'} → {entry['becomes'] or 'nothing'}"
-    return entry.get("person", str(value)[:12]) if name == "actor" else value
+        was, becomes = (_short(entry[each]) or "nothing" for each in ("was", "becomes"))
+        return f"{value}: {was} → {becomes}"
+    if name == "at":
+        return value[:19].replace("T", " ")
+    return entry.get("person", _short(value)) if name == "actor" else value
+
+
+def _short(text: str) -> str:
+    """The beginning of a digest, which tells it from others; any other text as it is."""
+    return f"{text[:10]}…" if len(text) >= 24 and not set(text) - set("0123456789abcdef") else text
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:

@@ -206,11 +206,16 @@ class AuditLog(AuditKey):
             self.record("refused", peer=caller, what=path, status=status, times=times if times > 1 else 0)
 
     def _is_behind(self, lock: int) -> bool:
-        """Whether another process has written, or nothing is known yet; the lock's file names the newest."""
+        """Whether another process has written, or put another file in the place of the newest, which the
+        lock's file names; or nothing is known yet."""
         end = self._end
         if not end.file or os.pread(lock, 100, 0) != end.file.encode():
             return True
-        return os.fstat(self._stream).st_size != end.size
+        try:
+            there = (self.folder / end.file).stat()
+        except FileNotFoundError:
+            return True
+        return (there.st_ino, there.st_size) != (os.fstat(self._stream).st_ino, end.size)
 
     def _append(self, lock: int, action: str, about: Mapping[str, Any]) -> int:
         if self._is_full():

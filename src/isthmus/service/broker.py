@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from isthmus import __version__
 from isthmus.errors import ConfigError, DataError, IsthmusError, Refused, SiloUnavailable
 from isthmus.service import wire
 from isthmus.service.audit_log import AuditLog, keys_in, policies_in
@@ -333,6 +334,7 @@ class Broker:
 
     async def start(self) -> None:
         """Start the exchange of statistics and score sums, and learn which encoders silos have."""
+        self.audit.record("started", what=f"isthmus {__version__}")
         self._tasks.append(asyncio.create_task(self._ask_encoders()))
         await asyncio.wait(self._tasks, timeout=START_SECONDS)
         shared: list[SumExchange] = [self.exchange, self.scale] if self.settings.share_statistics else []

@@ -691,7 +691,7 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
     for method, path, handler, model in paths:
         app.add_api_route(
             wire.PREFIX + path,
-            _audited(api, handler, AUDITED.get((method, path), "")),
+            _audited(api, handler, AUDITED.get((method, path), ""), f"{method} {wire.PREFIX}{path}"),
             methods=[method],
             response_model=model,
             status_code=200 if model is not None or method == "GET" or handler == api.learn else 204,
@@ -701,7 +701,7 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
     app.add_api_route("/metrics", api.count, methods=["GET"], **METRICS)
 
 
-def _audited(api: NodeApi, handler: Callable[..., Any], action: str) -> Callable[..., Any]:
+def _audited(api: NodeApi, handler: Callable[..., Any], action: str, what: str) -> Callable[..., Any]:
     """The handler, with an entry of the audit log of what it has done, before its answer leaves."""
     if not action:
         return handler
@@ -709,8 +709,9 @@ def _audited(api: NodeApi, handler: Callable[..., Any], action: str) -> Callable
     @wraps(handler)
     async def recorded(*arguments: Any, request: Request, **named: Any) -> Response:
         response: Response = await handler(*arguments, request=request, **named)
-        documents = getattr(request.state, "documents", ())
-        api.node.audit.record(action, peer=request.scope[CALLER].name, documents=documents)
+        if getattr(response, "status_code", 200) != 304:  # with which nothing leaves
+            peer, documents = request.scope[CALLER].name, getattr(request.state, "documents", ())
+            api.node.audit.record(action, peer=peer, documents=documents, what=what)
         return response
 
     return recorded
