@@ -106,9 +106,12 @@ def test_systemd_accepts_the_units(tmp_path):
         (tmp_path / path.name).write_text(text)
     copies = [str(tmp_path / path.name) for path in UNITS]
     status, output = ran(analyze, "verify", *copies)
-    if status and "Failed to" in output:
+    remarks = [
+        line for line in output.splitlines() if "isthmus" in line
+    ]  # others are of this machine's units
+    assert not remarks
+    if status:
         pytest.skip(f"systemd-analyze cannot work here: {output[:200]}")
-    assert (status, output) == (0, "")
     for copy in copies:
         status, output = ran(analyze, "security", "--offline=true", "--threshold=20", copy)
         if "unrecognized option" in output:
