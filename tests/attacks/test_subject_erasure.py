@@ -164,6 +164,19 @@ def test_documents_that_were_removed_before_are_erased_with_their_subject(settin
         assert not left_in(settings.folder)
 
 
+def test_a_short_subject_that_is_erased_twice_leaves_the_exports_of_others(settings, tmp_path):
+    rows = tmp_path / "qrels.txt"
+    rows.write_text("turbines 0 paper01.md 1\n")
+    (tmp_path / "papers" / "short.md").write_text("---\nsubject: 4711\n---\nwave lamp")
+    with Node(settings).offline() as node:
+        node.read_sources()
+        node.index.catch_up()
+        note_export(node.settings, rows)
+        for _ in range(2):
+            assert not erase(node, subject="4711").exports
+            assert rows.read_text() == "turbines 0 paper01.md 1\n"
+
+
 def test_a_subject_that_nobody_knows_is_an_error_and_nothing_is_done(settings, tmp_path):
     with Node(settings).offline() as node:
         filled(node, tmp_path / "exports")

@@ -229,6 +229,8 @@ def _without(path: Path, ids: Iterable[str], subject: str) -> bool:
         return False
     names = {id for each in ids for id in (each, "_".join(each.split()), json.dumps(each)[1:-1])}
     names |= {subject} if len(subject) >= LEAST_NAME else set()
+    if not names:  # a pattern of nothing would be in every line
+        return False
     wanted = re.compile("|".join(rf"(?<![\w/.-]){re.escape(name)}(?![\w/.-])" for name in sorted(names)))
     with path.open(encoding="utf-8", errors="surrogateescape", newline="") as lines:
         if not any(wanted.search(line) for line in lines):

@@ -170,7 +170,13 @@ def _plain(path: Path, limits: ParsingLimits) -> FileText:
 _HEADING = re.compile(r"^#{1,6}[ \t]++([^\n]++)", re.MULTILINE)
 
 
-_MATTER = re.compile(r"---[ \t]*+\n((?:(?!---[ \t]*+\n)[^\n]*+\n)*+)---[ \t]*+(?:\n|\Z)")
+_MATTER = re.compile(r"---[ \t\r]*+\n((?:(?!---[ \t\r]*+\n)[^\n]*+\n)*+)---[ \t\r]*+(?:\n|\Z)")
+_LIKE_MATTER = re.compile(r"\s*+---[ \t\r]*+\n((?:(?![ \t\r]*+(?:\n|\Z))[^\n]*+\n?+)*+)")
+"""What somebody may have meant as front matter, up to an empty line."""
+_LIKE_ALLOW = re.compile(
+    r"^[\"']?allow[\"']?[ \t]*+:([^\n]*+)(\n[ \t]*+-|\n[ \t]++\S)?+", re.IGNORECASE | re.MULTILINE
+)
+_EMPTY = ("", "[]", '""', "''")
 _STATED = re.compile(
     r"^(allow|subject)[ \t]*+:[ \t]*+([^\n]*+)\n((?:[ \t]*+-[ \t][^\n]*+\n)*+)", re.MULTILINE
 )
@@ -185,7 +191,10 @@ def _markdown(path: Path, limits: ParsingLimits) -> FileText:
             lines = [value.strip().removeprefix("[").removesuffix("]").replace(",", "\n"), items]
             parts = (re.sub(r"^[ \t]*-[ \t]", "", line) for line in "\n".join(lines).split("\n"))
             stated[name] = "\n".join(part.strip().strip("\"'") for part in parts).strip()
+        stated["allow"] = _doubtful(matter[1], stated["allow"]) or stated["allow"]
         text = text[: matter.start(1)] + _STATED.sub("", matter[1]) + text[matter.end(1) :]
+    elif (like := _LIKE_MATTER.match(text)) is not None:
+        stated["allow"] = _doubtful(like[1], "")
     heading = _HEADING.search(text)
     if heading is None:
         return FileText("", text, None, *stated.values())
@@ -193,6 +202,14 @@ def _markdown(path: Path, limits: ParsingLimits) -> FileText:
     rest = text[: heading.start()] + text[heading.end() :].removeprefix("\n")
     is_title = title and rest.strip()
     return FileText(*((title, rest) if is_title else ("", text)), None, *stated.values())
+
+
+def _doubtful(matter: str, read: str) -> str:
+    """What is no principal, where front matter says otherwise than it is read here who may see a document:
+    such a document is not one for all. Empty where there is no doubt."""
+    stated = _LIKE_ALLOW.findall(matter)
+    is_said = any(value.strip() not in _EMPTY or following for value, following in stated)
+    return "front matter:allow" if len(stated) > 1 or (is_said and not read) else ""
 
 
 # A tag's name, and the rest up to `>`, which may stand inside a quoted value.

@@ -24,6 +24,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar
+from unicodedata import normalize
 from urllib.parse import quote, urlsplit
 
 from isthmus.config import load, require
@@ -353,7 +354,9 @@ class Source:
 
     def allowed(self, id: str) -> tuple[str, ...]:
         """Who may see a document that does not say so; () for all."""
-        return next((rule.allow for rule in self.rules if fnmatchcase(id, rule.path)), self.allow)
+        name = normalize("NFC", id)  # file systems differ in how they spell accents
+        fitting = (rule for rule in self.rules if fnmatchcase(name, normalize("NFC", rule.path)))
+        return next((rule.allow for rule in fitting), self.allow)
 
     def link_to(self, id: str) -> str:
         """The address of one of its documents; "" for none."""

@@ -47,6 +47,11 @@ Tell = Callable[[DataError], None]
 Read = tuple[Path, Draft | DataError]
 """A document, or what is wrong with it, and where it stands."""
 
+
+class UnknownRule(DataError):
+    """Who may see a document cannot be understood: what was read of it before is not kept either."""
+
+
 NAMED = 20
 """Errors that a report has in words."""
 SIDECAR, LARGEST_SIDECAR = ".meta.json", 1 << 16
@@ -133,6 +138,14 @@ class _Reading:
     tell: Tell
     limits: ParsingLimits
     skipped: Counter[str]
+    _besides: dict[Path, dict[str, Any] | DataError] = field(default_factory=dict)
+
+    def beside(self, path: Path) -> dict[str, Any] | DataError:
+        """What stands beside a file, read once for all its rows."""
+        if path not in self._besides:
+            self._besides.clear()
+            self._besides[path] = _beside(path)
+        return self._besides[path]
 
 
 def load_all(
@@ -192,8 +205,9 @@ def load(
     report = report or SourceReport(source.label)
 
     def note(error: DataError) -> None:
-        if error.file is not None and source.path is not None and source.kind in ("folder", "table"):
-            unread.add(_id(Path(error.file), source.path))
+        is_kept = error.file is not None and not isinstance(error, UnknownRule)
+        if is_kept and source.path is not None and source.kind in ("folder", "table"):
+            unread.add(_id(Path(str(error.file)), source.path))
         report.note(error)
         tell(error)
 
@@ -315,12 +329,14 @@ def _folder(source: Source, reading: _Reading) -> Iterator[Read]:
     with Parser(reading.limits, within=root, columns=source.columns) as parser:
         for path, parsed in parser.parse_all(_files(root, reading)):
             if isinstance(parsed, DataError):
-                yield path, parsed
+                yield path, _unruled(parsed, path)
             elif isinstance(parsed, Row):
                 name = f"{_id(path, root)}#{parsed.id}"
-                yield root / name, _accessible(_row(name, parsed, path), parsed.allow, parsed.subject, path)
+                yield root / name, _ruled(_row(name, parsed, path), parsed, reading.beside(path), path)
             else:
-                yield path, _file_draft(_id(path, root), parsed, path)
+                texts = (parsed.title, parsed.body)
+                draft = Draft(_id(path, root), *texts, date=parsed.date, modified=_modified(path))
+                yield path, _ruled(draft, parsed, reading.beside(path), path)
 
 
 def _table(source: Source, reading: _Reading) -> Iterator[Read]:
@@ -335,9 +351,9 @@ def _table(source: Source, reading: _Reading) -> Iterator[Read]:
         for _, parsed in parser.parse_all([path]):
             if isinstance(parsed, Row):
                 draft = _row(parsed.id, parsed, path)
-                yield path / parsed.id, _accessible(draft, parsed.allow, parsed.subject, path)
+                yield path / parsed.id, _ruled(draft, parsed, reading.beside(path), path)
             elif isinstance(parsed, DataError):
-                yield path, parsed
+                yield path, _unruled(parsed, path)
 
 
 def _files(root: Path, reading: _Reading) -> Iterator[Path]:
@@ -410,21 +426,40 @@ def _sidecar(path: Path) -> Path:
     return path.with_name(path.name + SIDECAR)
 
 
-def _file_draft(id: str, text: FileText, path: Path) -> Draft | DataError:
-    """A file as a document; what stands in a file beside it comes before its own front matter."""
-    draft = Draft(id, text.title, text.body, date=text.date, modified=_modified(path))
-    beside, stated = _sidecar(path), {"allow": text.allow, "subject": text.subject}
-    if beside.is_file() and not beside.is_symlink():
-        try:
-            with beside.open("rb") as stream:
-                fields = json.loads(stream.read(LARGEST_SIDECAR))
-            if not isinstance(fields, dict):
-                raise ValueError("no object")
-        except (OSError, ValueError, RecursionError):
-            cure = 'it is JSON of at most 64 kB: {"allow": ["group:doctors"], "subject": "4711"}'
-            return DataError(f"{beside.name} beside it cannot be read", file=path, cure=cure)
-        stated |= {name: fields[name] for name in stated if fields.get(name)}
-    return _accessible(draft, stated["allow"], stated["subject"], path)
+def _beside(path: Path) -> dict[str, Any] | DataError:
+    """What the file beside another says of who may see it and whom it is about; nothing where there is
+    none."""
+    beside = _sidecar(path)
+    if not os.path.lexists(beside):
+        return {}
+    try:
+        if beside.is_symlink():
+            raise ValueError("a link")
+        with beside.open("rb") as stream:
+            fields = json.loads(stream.read(LARGEST_SIDECAR))
+        return {name: fields[name] for name in ("allow", "subject") if fields.get(name) not in (None, "", [])}
+    except (OSError, ValueError, AttributeError, RecursionError):
+        cure = 'it is JSON of at most 64 kB: {"allow": ["group:doctors"], "subject": "4711"}'
+        return UnknownRule(f"{beside.name} beside it cannot be read", file=path, cure=cure)
+
+
+def _ruled(
+    draft: Draft, text: FileText | Row, beside: dict[str, Any] | DataError, path: Path
+) -> Draft | DataError:
+    """A file, or a row of one, as a document; what stands beside it comes before a file's front matter, and
+    after what a row says itself."""
+    if isinstance(beside, DataError):
+        return beside
+    own = {name: each for name, each in (("allow", text.allow), ("subject", text.subject)) if each}
+    stated = beside | own if isinstance(text, Row) else own | beside
+    return _accessible(draft, stated.get("allow"), stated.get("subject"), path)
+
+
+def _unruled(error: DataError, path: Path) -> DataError:
+    """What is wrong with a file; who may see what it gave before may stand in another one beside it."""
+    if not os.path.lexists(_sidecar(path)):
+        return error
+    return UnknownRule(error.problem, file=error.file, line=error.line, text=error.text, cure=error.cure)
 
 
 def _accessible(draft: Draft, allow: object, subject: object, path: Path) -> Draft | DataError:
@@ -433,7 +468,7 @@ def _accessible(draft: Draft, allow: object, subject: object, path: Path) -> Dra
     try:
         return replace(draft, allow=principals_of(allow), subject=subject_of(subject))
     except ValueError as error:
-        return DataError(f"{draft.id}: {error}", file=path, cure="correct it")
+        return UnknownRule(f"{draft.id}: {error}", file=path, cure="correct it")
 
 
 def _modified(path: Path) -> int | None:
