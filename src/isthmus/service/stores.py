@@ -416,7 +416,8 @@ class DocumentStore(ABC):
     def of_subject(self, subject: str) -> list[str]:
         """The ids of all documents about a subject, those that were removed included."""
         with self._transaction() as db:
-            rows = self._rows(db, "SELECT id FROM document WHERE subject = ? ORDER BY id", (subject,))
+            sql = "SELECT id FROM document WHERE subject = ? ORDER BY id"
+            rows = self._rows(db, sql, (_storable(subject),))
         return [id for (id,) in rows]
 
     def mentioning(self, name: str) -> int:

@@ -876,8 +876,10 @@ class SourceState(ResponseModel):
 class Erase(RequestModel):
     """Documents to erase, by their ids or by whom they are about."""
 
-    ids: Annotated[list[DocumentId], Field(max_length=10_000)] = []
-    subject: Annotated[str, Field(max_length=300)] = ""
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["ids"]}, {"required": ["subject"]}]})
+
+    ids: Annotated[list[DocumentId], Field(min_length=1, max_length=10_000)] = []
+    subject: Annotated[str, Field(min_length=1, max_length=300)] = ""
 
 
 class ErasedDocument(ResponseModel):
