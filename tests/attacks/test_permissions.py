@@ -11,6 +11,7 @@ import pytest
 from isthmus.engines import ANYBODY
 from isthmus.errors import ConfigError
 from isthmus.service.api import broker_app
+from isthmus.service.audit_log import audit_lines
 from isthmus.service.broker import Broker
 from isthmus.service.client import Client
 from isthmus.service.limits import MESSAGE, message_header
@@ -181,6 +182,15 @@ def test_tables_of_persons_and_groups_narrow_what_a_peer_may(silo):
     assert wide.narrowed(replace(SPEAKER, open=False), both).open is False
     everyone = replace(settings, groups={"everyone": PersonPolicy(search=False)})
     assert not everyone.narrowed(SPEAKER, None).search
+
+
+def test_rights_of_groups_and_persons_and_rules_of_sources_are_in_the_audit_log(silo):
+    silo.node.audit.compare("policy", silo.node._policies())
+    entries = [line.content for line in audit_lines(silo.node.settings.folder)]
+    rights = {entry["what"]: entry["becomes"] for entry in entries if entry["action"] == "policy"}
+    assert "open=True" not in rights["group:guests"]
+    assert "search=True" not in rights[f"user:{silo.node.audit.pseudonym('', 'mallory')}"]
+    assert len(rights["rules of sources"]) == 64
 
 
 def test_what_is_withheld_is_searched_by_nobody_and_shown_to_few(silo):

@@ -26,6 +26,10 @@ ENTERPRISE = "isthmus@32473"
 """The structured data's name; 32473 is the number that RFC 5612 has for those without one."""
 COLUMNS = ("number", "at", "action", "peer", "actor", "documents", "what")
 
+ELSEWHERE = (
+    "; a silo knows people of a broker by pseudonyms: isthmus audit pseudonym broker.toml NAME --silo SILO"
+)
+
 _VERIFY = "isthmus audit verify north.toml"
 _HEAD = "isthmus audit head north.toml"
 _SHOW = "isthmus audit show north.toml --document papers/tides.md\nisthmus audit show north --action refused"
@@ -234,7 +238,7 @@ def _show(arguments: argparse.Namespace) -> None:
     elif rows:
         print(fitted(Table(COLUMNS, tuple(tuple(_cell(row, name) for name in COLUMNS) for row in rows))))
     else:
-        say("no entry is like this")
+        say("no entry is like this" + (ELSEWHERE if arguments.person else ""))
 
 
 def _cell(entry: Mapping[str, Any], name: str) -> Any:

@@ -203,7 +203,16 @@ class AuditLog(AuditKey):
             return
         times, self._uncounted = self._uncounted, 0
         with suppress(ServiceError):  # nothing leaves
-            self.record("refused", peer=caller, what=path, status=status, times=times if times > 1 else 0)
+            about = {"what": path, "status": status, "times": times if times > 1 else 0}
+            self.record("refused", **self.naming(caller), **about)
+
+    def naming(self, caller: str) -> dict[str, str]:
+        """What an entry says of whose request it was: a node's callers are peers."""
+        return {"peer": caller}
+
+    def owner(self, person: str) -> str:
+        """What entries about rights and keys call the person who has them."""
+        return person if self.settings.names else self.pseudonym("", person)
 
     def _is_behind(self, lock: int) -> bool:
         """Whether another process has written, or put another file in the place of the newest, which the
@@ -381,12 +390,24 @@ class AuditLog(AuditKey):
             self._stream, self._end, self._thread = -1, _End(), None
 
 
-def keys_in(api_keys: Path | None, tls: Tls | None, *others: Path) -> dict[str, str]:
-    """What is watched of keys: names and rights of API keys by their ids, the certificate's digest, and when
+class BrokerAudit(AuditLog):
+    """A broker's audit log, whose callers are people: pseudonyms, and names where the settings say so."""
+
+    def naming(self, caller: str) -> dict[str, str]:
+        """What an entry says of whose request it was; nothing of somebody who is not known."""
+        if not caller:
+            return {}
+        return {"actor": self.pseudonym("", caller)} | ({"person": caller} if self.settings.names else {})
+
+
+def keys_in(
+    api_keys: Path | None, tls: Tls | None, *others: Path, owner: Callable[[str], str] = str
+) -> dict[str, str]:
+    """What is watched of keys: owners and rights of API keys by their ids, the certificate's digest, and when
     other keys were made."""
     known = {}
     if api_keys is not None:
-        known = {key.id: f"{key.name}: {' '.join(key.scopes)}" for key in ApiKeys(api_keys).all()}
+        known = {key.id: f"{owner(key.name)}: {' '.join(key.scopes)}" for key in ApiKeys(api_keys).all()}
     if tls is not None:
         known["certificate"] = hashlib.sha256(tls.certificate.read_bytes()).hexdigest()
     return known | {path.name: moment(path.stat().st_mtime) for path in others if path.exists()}
@@ -500,10 +521,8 @@ def audit_lines(folder: Path, *, after: int = 0) -> Iterator[Line]:
 
 def audit(request: Request, action: str, *, name: str = "", **about: Any) -> None:
     """An entry of the broker's log, of the caller of a request unless another name is said."""
-    log: AuditLog = request.app.state.broker.audit
-    name = name or request.scope[CALLER].name
-    named = {"person": name} if log.settings.names else {}
-    log.record(action, actor=log.pseudonym("", name), **named, **about)
+    log: BrokerAudit = request.app.state.broker.audit
+    log.record(action, **log.naming(name or request.scope[CALLER].name), **about)
 
 
 def check_auditor(caller: Caller[Any]) -> str:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from isthmus import __version__
 from isthmus.errors import ConfigError, DataError, IsthmusError, Refused, SiloUnavailable
 from isthmus.service import wire
-from isthmus.service.audit_log import AuditLog, keys_in, policies_in
+from isthmus.service.audit_log import BrokerAudit, keys_in, policies_in
 from isthmus.service.breaker import Breaker
 from isthmus.service.certificates import ENDING, Credentials, LiveTls, client_context, ending, server_name
 from isthmus.service.document_routing import DocumentRouter
@@ -295,12 +295,14 @@ class Broker:
         self._views: dict[str, tuple[float, asyncio.Future[Any]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._agreed: tuple[list[tuple[str, int]], str] = ([], "")
-        self.audit = AuditLog(
+        self.audit = BrokerAudit(
             settings.folder,
             settings.audit,
             watched={
-                "keys": lambda: keys_in(settings.keys, settings.tls, settings.folder / "persons.key"),
-                "policy": lambda: policies_in(settings.silos),
+                "keys": lambda: keys_in(
+                    settings.keys, settings.tls, settings.folder / "persons.key", owner=self.audit.owner
+                ),
+                "policy": lambda: policies_in(settings.silos) | _rights_of_groups(settings),
             },
         )
         self._count()
@@ -610,6 +612,12 @@ class Broker:
             encoder=self.encoder,
             model=self.models.version,
         )
+
+
+def _rights_of_groups(settings: BrokerSettings) -> dict[str, str]:
+    """What groups of the identity provider may do, by name."""
+    groups = {} if settings.oidc is None else settings.oidc.groups
+    return {f"group:{name}": " ".join(scopes) for name, scopes in groups.items()}
 
 
 def merge_hits(

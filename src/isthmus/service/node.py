@@ -233,11 +233,19 @@ class Node:
             self.ledger,
             documents=lambda: len(self.index.snapshot),
             watched={
-                "policy": lambda: policies_in(settings.peers),
+                "policy": self._policies,
                 "keys": lambda: keys_in(settings.keys, settings.tls, settings.folder / "feedback.key"),
                 "model": lambda: {path.name: str(stamp) for path, stamp in self._stamps().items()},
             },
         )
+
+    def _policies(self) -> dict[str, str]:
+        """What is watched of who may do and see what: peers, groups, persons; of sources' rules a digest."""
+        settings = self.settings
+        persons = {f"group:{name}": each for name, each in settings.groups.items()}
+        persons |= {f"user:{self.audit.owner(id)}": each for id, each in settings.people.items()}
+        rules = {"rules of sources": self._rules} if self._rules else {}
+        return policies_in({**settings.peers, **persons}) | rules
 
     def __enter__(self) -> Node:
         self.audit.record("started", what=f"isthmus {__version__}")
