@@ -203,8 +203,8 @@ class AuditLog(AuditKey):
             return
         times, self._uncounted = self._uncounted, 0
         with suppress(ServiceError):  # nothing leaves
-            about = {"what": path, "status": status, "times": times if times > 1 else 0}
-            self.record("refused", **self.naming(caller), **about)
+            times = times if times > 1 else 0
+            self.record("refused", **self.naming(caller), what=path, status=status, times=times)
 
     def naming(self, caller: str) -> dict[str, str]:
         """What an entry says of whose request it was: a node's callers are peers."""
