@@ -16,7 +16,7 @@ from isthmus.private.ledger import Budget, Ledger
 from isthmus.service import audit_log
 from isthmus.service.audit_log import FOLDER, AuditKey, audit_lines
 from isthmus.service.erasure import erase
-from isthmus.service.extraction import NodeAudit, SeenEnough
+from isthmus.service.extraction import DistinctCount, NodeAudit, SeenEnough
 from isthmus.service.people import Person
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import AuditSettings, Policy
@@ -358,6 +358,21 @@ def test_many_pseudonyms_through_one_broker_share_its_limit(counted):
     assert shares[0] == pytest.approx(50, abs=10), "each has a share of its own"
     assert sum(shares) == pytest.approx(200, abs=15), "and all together that of the broker"
     assert shares[-1] == 0
+
+
+def test_who_has_seen_very_many_gets_no_others_one_by_one():
+    """A sketch of thousands takes most new documents for known ones."""
+    digests = [hashlib.sha256(str(at).encode()).hexdigest() for at in range(24_000)]
+    seen, shown = DistinctCount(), 0
+    for digest in digests:
+        if not seen.would_pass(20_000, [digest]):
+            seen.add([digest])
+            shown += 1
+    assert 18_500 < shown < 21_000
+    few = DistinctCount()
+    few.add(digests[:50])
+    assert not few.would_pass(50, digests[:10]), "what was seen may be seen again"
+    assert few.would_pass(50, digests[100:120])
 
 
 def test_a_restart_a_lost_file_and_a_month_give_nobody_a_new_share(counted, tmp_path):

@@ -32,7 +32,8 @@ from isthmus.service.settings import (
     Source,
     read_node,
 )
-from isthmus.service.wire import CountQuestion, Search
+from isthmus.service.stores import Draft
+from isthmus.service.wire import CountQuestion, Narrowing, NodeSearch, Search
 from silo_stand_in import Loop
 
 ADA = Person("ada", frozenset({"doctors"}))
@@ -164,6 +165,54 @@ def test_judgements_by_id_tell_nothing_of_what_not_everybody_sees(silo):
     assert silo.ask(None, "/judgements", body, peer="mute").json()["unknown"] == [1, 2]
 
 
+def test_an_export_of_judgements_names_no_document_that_not_everybody_sees(silo):
+    for id in ("open", "doctors"):
+        verdict = {"query": "tide", "silo": "north", "relevant": True, "person": "b" * 32}
+        reply = silo.ask(ADA, "/feedback", {**verdict, "token": silo.hit(ADA, id)["token"]})
+        assert reply.status_code == 204
+    rows = silo.ask(None, "/judgements").json()["judgements"]
+    assert {row["document"] for row in rows} == {"open"}
+
+
+def test_a_list_of_requests_has_names_for_those_who_may_have_them(silo):
+    (hit,) = silo.search(EVE)["hits"]
+    asked = {"ticket": hit["ticket"], "query": "tide", "person": "e" * 32}
+    assert silo.ask(EVE, "/requests", asked).json()["document"] == hit["document"] != "open"
+    (row,) = silo.ask(EVE, f"/requests?person={asked['person']}").json()["requests"]
+    assert row["document"] == hit["document"]
+    assert silo.ask(None, f"/requests?person={asked['person']}").status_code == 428
+
+
+def test_nothing_is_opened_asked_for_or_judged_by_a_rule_that_was(silo, monkeypatch):
+    hit = silo.hit(ADA, "open")
+    asked = {"ticket": hit["ticket"], "query": "tide", "person": "b" * 32}
+    verdict = {"query": "tide", "silo": "north", "relevant": True, "person": "b" * 32}
+    monkeypatch.setattr(silo.node, "_rules_read", "those before")
+    replies = [
+        silo.ask(ADA, "/search", {"query": "tide"}),
+        silo.ask(ADA, "/documents/open", ticket=hit["ticket"]),
+        silo.ask(ADA, "/requests", asked),
+        silo.ask(ADA, "/feedback", {**verdict, "token": hit["token"]}),
+        silo.ask(None, "/judgements", peer="mute"),
+    ]
+    assert [reply.status_code for reply in replies] == [503] * 5
+
+
+def test_a_new_text_is_not_shown_to_whom_the_old_one_was_while_the_index_is_behind(tmp_path):
+    settings = NodeSettings("north", tmp_path / "north", encoder=EncoderSettings("none"))
+    with Node(settings).offline() as node:
+        node.store.put([Draft("a", "Tide", "mill"), Draft("b", "Tide", "lamp")], source="operator")
+        node.index.catch_up()
+        node.store.put(
+            [Draft("a", "Tide of ward seven", "secret", allow=("group:doctors",))], source="operator"
+        )
+        for query, principals in (("tide", ANYBODY), ("tide", EVE.principals), ("after:1970", ANYBODY)):
+            wanted = Search(query=query) if query == "tide" else NodeSearch(query="", only=Narrowing())
+            answer = node.searcher.search(wanted, snippets=True, principals=principals)
+            assert {hit.document for hit in answer.hits} == {"b"}
+        assert "secret" in node.searcher.search(Search(query="tide"), snippets=True).model_dump_json()
+
+
 def test_tables_of_persons_and_groups_narrow_what_a_peer_may(silo):
     (hit,) = silo.search(EVE, matches=True)["hits"]
     assert (hit["title"], hit["access"]) == ("", ["ask"])
@@ -276,10 +325,14 @@ def test_the_groups_of_an_api_key_are_those_that_a_silo_sees_by(silo, tmp_path):
     async def made():
         return Broker(settings)
 
-    server = silo.loop.serve(broker_app(silo.loop.run(made())), lifespan="on")
-    hits = []
+    broker = silo.loop.run(made())
+    server = silo.loop.serve(broker_app(broker), lifespan="on")
+    answers, sizes = [], []
     for token in tokens:
         with Client(f"http://127.0.0.1:{server.port}", key=token, patience=0) as client:
-            hits.append({hit.document for hit in client.search("tide").hits})
+            answers.append(client.search("tide"))
+            sizes.append(broker.silos["north"].status("late").documents)
     silo.loop.stop(server)
-    assert hits == [{"open", "doctors"}, {"open"}]
+    assert [{hit.document for hit in each.hits} for each in answers] == [{"open", "doctors"}, {"open"}]
+    assert [each.silos[0].documents for each in answers] == [2, 1]
+    assert set(sizes) <= {None, 3}, "how many another may see is told to nobody"

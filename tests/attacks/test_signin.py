@@ -373,6 +373,14 @@ class TestRevocation:
         assert ended.json() == {"ended": 2}
         assert [each.get("/v1/me").status_code for each in (*browsers, other)] == [401, 401, 200]
 
+    def test_a_session_that_rests_is_listed_and_ended_too(self, site):
+        browser, _ = site.sign_in()
+        site.now[0] += 3600
+        assert len(site.plain.get("/v1/sessions", headers=site.admin).json()["sessions"]) == 1
+        ended = site.plain.delete("/v1/sessions", headers=site.admin, params={"person": "u-17"})
+        assert ended.json() == {"ended": 1}
+        assert browser.get("/v1/me").status_code == 401
+
     def test_a_renewal_under_way_does_not_bring_a_session_back(self, site, monkeypatch):
         browser, _ = site.sign_in()
         renew = oidc.Provider.renew

@@ -196,7 +196,7 @@ async def ask(body: wire.AskSilo, request: Request) -> wire.DocumentRequest:
 async def requests(query: Annotated[wire.EveryRequest, Query()], request: Request) -> wire.RequestList:
     """Your requests and the owners' answers; all of those that administrators may answer, with `all`."""
     broker = _broker(request, "admin" if query.all else "search")
-    return await broker.documents.requests(None if query.all else request.scope[CALLER].name)
+    return await broker.documents.requests(None if query.all else _person(request))
 
 
 @_router.post("/v1/requests/{silo}/{number}")

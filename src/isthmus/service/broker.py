@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
@@ -90,6 +91,7 @@ class SiloClient:
     breaker: Breaker
     headers: Mapping[str, str] = field(repr=False)
     documents: int | None = None
+    """As its answers say, unless these are of what one person may see; or itself."""
     encoder: str = ""
     """The fingerprint it has stated last."""
     search_level: int = 0
@@ -134,6 +136,11 @@ class SiloClient:
         """POST a message to the silo; its reply. Raises SiloUnavailable or Refused."""
         return understood(await self.ask("POST", path, message.model_dump_json().encode()), model)
 
+    def learn_size(self, state: wire.Ready) -> None:
+        """Note how many documents it has, where its answers are of what one person may see."""
+        if self.signer is not None and state.indexed:
+            self.documents = state.indexed
+
     def status(
         self,
         status: wire.Status,
@@ -147,7 +154,7 @@ class SiloClient:
             status=status,
             detail=detail,
             took_ms=None if took is None else round(took * 1000, 1),
-            documents=self.documents,
+            documents=self.documents if answer is None else answer.documents,
             scorer="" if answer is None else answer.scorer,
             model="" if answer is None else answer.model,
             matches=None if answer is None or answer.matches is None else answer.matches.count,
@@ -461,7 +468,10 @@ class Broker:
             return silo.status(status, str(error)), None
         breaker.succeeded()
         took = time.monotonic() - began
-        silo.documents, silo.encoder = answer.documents, answer.encoder
+        known = math.inf if silo.documents is None else silo.documents
+        if silo.signer is None or answer.documents > known:  # else it is how many one person may see
+            silo.documents = answer.documents
+        silo.encoder = answer.encoder
         silo.search_level = answer.search_level
         self._seconds.observe(took, silo=silo.name)
         remark = self._remark(silo, answer)
@@ -495,6 +505,7 @@ class Broker:
                 async with asyncio.timeout(VIEW_SECONDS):
                     state = await silo.read("/ready", wire.Ready)
                     silo.encoder, silo.search_level = state.encoder, state.search_level
+                    silo.learn_size(state)
 
         await asyncio.gather(*map(one, self.silos.values()))
 
@@ -550,6 +561,7 @@ class Broker:
                     reply = HttpReply(200, reply.kind, reply.body)
                 fields["ready"] = ready = understood(reply, wire.Ready)
                 silo.encoder = ready.encoder or silo.encoder
+                silo.learn_size(ready)
                 fields["detail"] = (
                     fields["detail"]
                     or another_encoder(silo.encoder, self.encoder)

@@ -47,6 +47,7 @@ class Display:
     token: Callable[[str], str] | None
     key: bytes = b""
     """Of digests; without it hits have none."""
+    principals: frozenset[str] | None = None
 
     def hit(
         self,

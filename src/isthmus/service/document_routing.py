@@ -81,13 +81,13 @@ class DocumentRouter:
         )
         return await self._ask(ask.silo, "POST", "/requests", message, wire.DocumentRequest, person)
 
-    async def requests(self, person: str | None) -> wire.RequestList:
+    async def requests(self, person: Person | None) -> wire.RequestList:
         """A person's requests in all silos; or for administrators all, of silos that let them manage."""
 
         async def one(silo: str) -> wire.RequestList | str:
-            whose = "" if person is None else self._pseudonym(silo, person)
+            path = f"/requests?person={'' if person is None else self._pseudonym(silo, person.id)}"
             try:
-                return await self._ask(silo, "GET", f"/requests?person={whose}", None, wire.RequestList)
+                return await self._ask(silo, "GET", path, None, wire.RequestList, person)
             except HttpProblem as problem:
                 return problem.detail
 

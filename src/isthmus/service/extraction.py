@@ -36,6 +36,9 @@ from isthmus.service.settings import AuditSettings, Policy
 REGISTERS = 1 << 12
 MONTHS = 12
 """How many count."""
+SPARSE, STEP = 64, 8
+"""A sketch with one register of so many in use tells known documents from new ones, but for one in a hundred;
+and a new document that changes one adds at most about so many registers' share."""
 CALLERS = 500
 """Callers in memory; others are read from the file when they come."""
 SAVED_SECONDS = 5.0
@@ -79,6 +82,16 @@ class DistinctCount:
         """Of what was added to any of them."""
         rows = [np.frombuffer(bytes(each.registers), np.uint8) for each in sketches]
         return cls(np.maximum.reduce(rows).tobytes()) if rows else cls()
+
+    def would_pass(self, most: float, digests: Iterable[str]) -> bool:
+        """Whether these would be more than `most` with what was added. What is known may come again: of a few
+        documents a sketch tells which, of many it takes most new ones for known, and nothing comes then."""
+        before, is_sparse = self.estimate, self.registers.count(0) > REGISTERS - REGISTERS // SPARSE
+        after = DistinctCount(self.registers)
+        is_new = after.add(digests)
+        if is_sparse:
+            return is_new and after.estimate > most
+        return max(after.estimate, before * (1 + STEP / REGISTERS)) > most
 
     @property
     def estimate(self) -> float:
@@ -148,22 +161,24 @@ class SeenDocuments:
         self._callers.move_to_end(caller)
         return known
 
-    def total(self, caller: str, at: str, *, more: Iterable[str] = ()) -> float:
-        """Different documents that a caller saw in the months up to a time, and would with `more` of them."""
-        sketch = DistinctCount.union(
+    def in_year(self, caller: str, at: str) -> DistinctCount:
+        """What a caller saw in the months up to a time."""
+        return DistinctCount.union(
             period.sketch
             for name, period in self.periods(caller).items()
             if len(name) == len("2026-11") and name > _year_before(at)
         )
+
+    def total(self, caller: str, at: str, *, more: Iterable[str] = ()) -> float:
+        """Different documents that a caller saw in the months up to a time, and would with `more` of them."""
+        sketch = self.in_year(caller, at)
         sketch.add(more)
         return sketch.estimate
 
-    def on_day(self, caller: str, at: str, *, more: Iterable[str] = ()) -> tuple[float, int]:
-        """Different documents that a caller saw on a day, and would with `more`; and how many it opened."""
+    def on_day(self, caller: str, at: str) -> tuple[DistinctCount, int]:
+        """What a caller saw on a day, and how many documents it opened."""
         period = self.periods(caller).get(at[:10], _Period())
-        sketch = DistinctCount(period.sketch.registers)
-        sketch.add(more)
-        return sketch.estimate, period.opened
+        return DistinctCount(period.sketch.registers), period.opened
 
     def add(self, caller: str, digests: Sequence[str], at: str, *, opened: int = 0) -> None:
         """A caller saw documents at a time."""
@@ -204,7 +219,7 @@ class SeenDocuments:
         for name in names:
             peer, _, actor = name.partition("/")
             today, opened = self.on_day(name, at)
-            rows.append(Seen(peer, actor, round(self.total(name, at)), round(today), opened))
+            rows.append(Seen(peer, actor, round(self.total(name, at)), round(today.estimate), opened))
         yield from sorted(rows, key=lambda row: (-row.documents, row.peer, row.actor))
 
     def close(self) -> None:
@@ -319,20 +334,15 @@ class NodeAudit(AuditLog):
     ) -> str:
         """The limit that would be passed if these documents left; empty for none."""
         caller, whole = callers[0], max(1, self._documents())
-        today, opened = 0.0, 0
-        if policy.most_seen_a_day is not None or policy.most_opened_a_day is not None:
-            (before, opened), (today, _) = (self.seen.on_day(caller, at, more=each) for each in ((), digests))
-            today *= today > before  # what was seen before may be seen again
+        today, opened = self.seen.on_day(caller, at)
         if is_opened and policy.most_opened_a_day is not None and opened >= policy.most_opened_a_day:
             return "most_opened_a_day"
-        if policy.most_seen_a_day is not None and today > policy.most_seen_a_day * whole:
+        if policy.most_seen_a_day is not None and today.would_pass(policy.most_seen_a_day * whole, digests):
             return "most_seen_a_day"
         for name, who in (("most_seen", caller), ("most_seen_by_peer", callers[-1])):
             share = getattr(policy, name)
-            if share is not None:
-                before, after = (self.seen.total(who, at, more=each) for each in ((), digests))
-                if after > before and after > share * whole:
-                    return name
+            if share is not None and self.seen.in_year(who, at).would_pass(share * whole, digests):
+                return name
         return ""
 
     def _alarm(self, policy: Policy, caller: str, digests: Sequence[str], at: str) -> str:

@@ -87,11 +87,15 @@ class SiloJudgements:
             ids = {pseudonym: id for id in self._seen(principals) if (pseudonym := name(id)) in named}
         return import_judgements(self._store, batch.judgements, ids, peer=peer, person=batch.person)
 
-    def page(self, peer: str, after: str, name: Naming) -> wire.JudgementPage:
-        """Judgements that came through a peer, in the order of their digests, those after `after`."""
-        every = exported_judgements(
-            (each for each in self._store.judgements() if each.peer == peer), self._silo
-        )
+    def page(
+        self, peer: str, after: str, name: Naming, principals: frozenset[str] | None = None
+    ) -> wire.JudgementPage:
+        """Judgements that came through a peer, in the order of their digests, those after `after`; none of
+        documents that these principals may not see."""
+        own = [each for each in self._store.judgements() if each.peer == peer]
+        judged = {each.document for each in own}
+        hidden = self._store.present(judged) - self._store.present(judged, principals)
+        every = exported_judgements((each for each in own if each.document not in hidden), self._silo)
         selected: list[wire.NamedJudgement] = []
         size, last = 0, ""
         for place, each in _ordered(every):

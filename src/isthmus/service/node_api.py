@@ -195,12 +195,19 @@ class NodeApi:
     ) -> tuple[Policy, frozenset[str] | None]:
         """What a person may do of what their peer may, and the principals by which documents are shown; None
         for the silo's own administrator, who sees all."""
-        if policy is ADMINISTRATOR:
-            return policy, None
-        narrowed = self.settings.narrowed(policy, person)
+        narrowed = policy if policy is ADMINISTRATOR else self.settings.narrowed(policy, person)
         if not getattr(narrowed, right):
             raise HttpProblem(403, "this silo's policy does not allow it")
-        return narrowed, ANYBODY if person is None else person.principals
+        return narrowed, self._seen_by(policy, person)
+
+    def _seen_by(self, policy: Policy, person: Person | None = None) -> frozenset[str] | None:
+        """The principals by which documents are shown, once they are stored by the rules of now; None for the
+        silo's own administrator."""
+        if policy is ADMINISTRATOR:
+            return None
+        if not self.node.has_read_rules:
+            raise HttpProblem(503, "it reads who may see its documents", Retry_After="5")
+        return ANYBODY if person is None else person.principals
 
     async def _apart(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Run work that uses the disk or waits for the index in a thread, outside the event loop."""
@@ -215,8 +222,6 @@ class NodeApi:
         peer, policy = self._allowed(request, "search")
         person = self._person(request)
         policy, principals = self._rights(policy, person, "search")
-        if not self.node.has_read_rules:
-            raise HttpProblem(503, "it reads who may see its documents", Retry_After="5")
         limits = self.settings.limits
         if body.k > limits.hits or len(body.query) > limits.query_characters:
             raise HttpProblem(422, "more than this silo's limits allow")
@@ -334,10 +339,10 @@ class NodeApi:
     async def find_judged(self, request: Request, body: wire.DocumentDigests) -> Response:
         """Which documents of a list this silo has."""
         peer, policy = self._allowed(request, "judgements")
+        principals = self._seen_by(policy)
         await self._check_indexed()
 
         def work() -> wire.PresentDocuments:
-            principals = None if policy is ADMINISTRATOR else ANYBODY
             documents = self.node.judgements.present(body, self._naming(peer, policy), principals)
             self.node.note("feedback", peer, len(documents.present), "that it has documents of a list")
             return documents
@@ -347,18 +352,19 @@ class NodeApi:
     async def import_judgements(self, request: Request, body: wire.AttributedBatch) -> Response:
         """Keep judgements by document id."""
         peer, policy = self._allowed(request, "judgements")
+        naming, principals = self._naming(peer, policy), self._seen_by(policy)
         await self._check_indexed()
-        naming, principals = self._naming(peer, policy), None if policy is ADMINISTRATOR else ANYBODY
         return _json(await self._apart(self.node.judgements.take, body, peer, naming, principals))
 
     async def export_judgements(
         self, request: Request, query: Annotated[wire.JudgementsAfter, Query()]
     ) -> Response:
-        """The judgements that came through this peer."""
+        """The judgements that came through this peer, of documents that everybody may see."""
         peer, policy = self._allowed(request, "judgements")
+        principals = self._seen_by(policy)
 
         def work() -> wire.JudgementPage:
-            page = self.node.judgements.page(peer, query.after, self._naming(peer, policy))
+            page = self.node.judgements.page(peer, query.after, self._naming(peer, policy), principals)
             self.node.note("feedback", peer, len(page.judgements), THROUGH)
             return page
 
@@ -541,6 +547,7 @@ class NodeApi:
         """One person's requests with the owner's answers; those of all for whoever manages."""
         if query.person:
             peer, policy = self._allowed(request, "ask")
+            policy, _ = self._rights(policy, self._person(request), "ask")
             naming = self._naming(peer, policy)
             return _json(
                 await self._apart(

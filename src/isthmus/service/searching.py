@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.encoders import CrossEncoder, load_cross_encoder
-from isthmus.engines import ANY, ANYBODY, CannotNarrow, Constraints, Matches
+from isthmus.engines import ANY, ANYBODY, CannotNarrow, Constraints, Matches, may_see
 from isthmus.errors import DataError
 from isthmus.features import NAMES
 from isthmus.learning import LIST, SearchModel
@@ -312,7 +312,7 @@ class Searcher:
         snapshot, wanted = self._seen(principals), _as_sent(request)
         only, answer = None, partial(self._answer, snapshot, began)
         key = extras.key if extras is not None and snippets and wanted.fold else b""
-        display = Display(snippets, name, token, key)
+        display = Display(snippets, name, token, key, principals)
         try:
             if wanted.only is not None:
                 only = constraints_of(wanted.only, snapshot.reader, snapshot.languages)
@@ -333,6 +333,7 @@ class Searcher:
         words = QueryWords.of(wanted.query, (*candidates.words, *_prefixes(only)), snapshot.languages)
         documents = candidates.names(np.array(selected, dtype=np.int64))
         texts = self._texts(documents, display)
+        hidden = _hidden(texts, principals)
         hits = [
             display.hit(
                 self.silo,
@@ -345,6 +346,7 @@ class Searcher:
                 explanation=None if reasons is None else reasons[place],
             )
             for place, at in enumerate(selected)
+            if documents[place] not in hidden
         ]
         check()
         return answer(
@@ -397,6 +399,8 @@ class Searcher:
             return []
         documents = snapshot.reader.ids(snapshot.reader.newest(wanted.k, only))
         drafts, bare = self.store.get(documents), replace(display, token=None)
+        hidden = _hidden(drafts, display.principals)
+        documents = [id for id in documents if id not in hidden]
         phrases = wanted.only.phrases if wanted.only is not None else []
         words = QueryWords.of(" ".join(phrases), (), snapshot.languages)
         dates = [drafts[id].date if id in drafts else None for id in documents]
@@ -500,6 +504,14 @@ class Searcher:
             return None, {}
         parts = self.scorer.explain(snapshot, candidates, scored, places.index(at) + 1)[-1]
         return float(scored.probabilities[at]), {part.retriever: part.probability for part in parts}
+
+
+def _hidden(texts: Mapping[str, Draft], principals: frozenset[str] | None) -> set[str]:
+    """Documents that these principals may not see any more, as the store has them: the index may be behind,
+    and their new text is not for whom the old one was."""
+    if principals is None:
+        return set()
+    return {id for id, each in texts.items() if not may_see(each.allow, principals)}
 
 
 def _of_query(snapshot: Snapshot, candidates: QueryCandidates) -> dict[str, list[float]]:

@@ -164,6 +164,11 @@ class Sessions:
             return session.grant.caller if self._clock() < session.grant.until else None
         return None if self._keys is None else self._keys.caller(session.owner)
 
+    def _person_of(self, session: _Session) -> Caller[Any] | None:
+        """Whose session it is, also of one that rests: the provider is asked when it is used again."""
+        is_resting = session.grant is not None and bool(session.grant.refresh)
+        return session.grant.caller if session.grant and is_resting else self._caller_of(session)
+
     async def renew(self, scope: Scope) -> None:
         """Ask the provider again about the person of a request's session, if it is due: once for all requests
         that come meanwhile. Who is refused has no session any more."""
@@ -195,7 +200,7 @@ class Sessions:
 
     def list(self) -> list[tuple[Caller[Any], float, float]]:
         """Who has a session, since when, and when they used it last."""
-        callers = [(self._caller_of(each), each.opened, each.used) for each in self._open.values()]
+        callers = [(self._person_of(each), each.opened, each.used) for each in self._open.values()]
         return [(caller, opened, used) for caller, opened, used in callers if caller is not None]
 
     def end(self, person: str) -> int:
@@ -203,7 +208,7 @@ class Sessions:
         gone = [
             name
             for name, session in self._open.items()
-            if (caller := self._caller_of(session)) is not None and caller.name == person
+            if (caller := self._person_of(session)) is not None and caller.name == person
         ]
         for name in gone:
             del self._open[name]

@@ -44,6 +44,8 @@ from isthmus.service.wire import LONGEST_ID
 from isthmus.tables import records
 
 Tell = Callable[[DataError], None]
+Beside = dict[str, Any] | DataError
+"""What stands beside a file, or why that cannot be read."""
 Read = tuple[Path, Draft | DataError]
 """A document, or what is wrong with it, and where it stands."""
 
@@ -138,9 +140,9 @@ class _Reading:
     tell: Tell
     limits: ParsingLimits
     skipped: Counter[str]
-    _besides: dict[Path, dict[str, Any] | DataError] = field(default_factory=dict)
+    _besides: dict[Path, Beside] = field(default_factory=dict)
 
-    def beside(self, path: Path) -> dict[str, Any] | DataError:
+    def beside(self, path: Path) -> Beside:
         """What stands beside a file, read once for all its rows."""
         if path not in self._besides:
             self._besides.clear()
@@ -426,7 +428,7 @@ def _sidecar(path: Path) -> Path:
     return path.with_name(path.name + SIDECAR)
 
 
-def _beside(path: Path) -> dict[str, Any] | DataError:
+def _beside(path: Path) -> Beside:
     """What the file beside another says of who may see it and whom it is about; nothing where there is
     none."""
     beside = _sidecar(path)
@@ -443,9 +445,7 @@ def _beside(path: Path) -> dict[str, Any] | DataError:
         return UnknownRule(f"{beside.name} beside it cannot be read", file=path, cure=cure)
 
 
-def _ruled(
-    draft: Draft, text: FileText | Row, beside: dict[str, Any] | DataError, path: Path
-) -> Draft | DataError:
+def _ruled(draft: Draft, text: FileText | Row, beside: Beside, path: Path) -> Draft | DataError:
     """A file, or a row of one, as a document; what stands beside it comes before a file's front matter, and
     after what a row says itself."""
     if isinstance(beside, DataError):
