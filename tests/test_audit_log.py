@@ -14,11 +14,13 @@ import pytest
 from isthmus.errors import DataError, ServiceError
 from isthmus.private.ledger import Budget, Ledger
 from isthmus.service import audit_log, extraction
-from isthmus.service.audit_log import FOLDER, AuditHead, AuditKey, AuditLog, page_of
+from isthmus.service.audit_log import FOLDER, AuditHead, AuditKey, AuditLog, keys_in, page_of
 from isthmus.service.audit_log import audit_lines as lines
 from isthmus.service.audit_log import verify_audit as verify
+from isthmus.service.certificates import Authority
 from isthmus.service.extraction import DistinctCount, NodeAudit, seen_by_caller
 from isthmus.service.people import Person
+from isthmus.service.security import ApiKeys
 from isthmus.service.settings import AuditSettings, Policy
 
 DAY = 86_400.0
@@ -221,6 +223,17 @@ def test_changes_of_keys_and_policies_are_entries(tmp_path):
         ("south", "", "search=True"),
         ("broker", "search=True snippets=True", ""),
     ]
+
+
+def test_keys_are_watched_with_groups_of_their_owners_and_the_list_of_revocations(tmp_path):
+    tls = Authority.at(tmp_path).issue("north", clients=False)
+    keys = ApiKeys(tmp_path / "keys.json")
+    keys.add("ada", scopes=["search"], groups=["doctors"])
+    known = keys_in(keys.path, tls, tmp_path / "no.key", owner=lambda name: "somebody")
+    assert sorted(known.values())[-1] == "somebody: search group:doctors"
+    assert set(known) == {keys.all()[0].id, "certificate"}
+    Authority.at(tmp_path).revoke("north")
+    assert set(keys_in(None, tls)) == {"certificate", "revocations"}
 
 
 def test_refusals_are_counted_and_a_flood_is_a_few_entries(tmp_path):

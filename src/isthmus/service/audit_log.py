@@ -403,13 +403,17 @@ class BrokerAudit(AuditLog):
 def keys_in(
     api_keys: Path | None, tls: Tls | None, *others: Path, owner: Callable[[str], str] = str
 ) -> dict[str, str]:
-    """What is watched of keys: owners and rights of API keys by their ids, the certificate's digest, and when
-    other keys were made."""
+    """What is watched of keys: owners, rights and groups of API keys by their ids, digests of the certificate
+    and of the list of revocations, and when other keys were made."""
     known = {}
     if api_keys is not None:
-        known = {key.id: f"{owner(key.name)}: {' '.join(key.scopes)}" for key in ApiKeys(api_keys).all()}
+        for key in ApiKeys(api_keys).all():
+            groups = (f"group:{name}" for name in key.groups)
+            known[key.id] = f"{owner(key.name)}: {' '.join((*key.scopes, *groups))}"
     if tls is not None:
-        known["certificate"] = hashlib.sha256(tls.certificate.read_bytes()).hexdigest()
+        files = {"certificate": tls.certificate, "revocations": tls.revoked}
+        present = {name: path.read_bytes() for name, path in files.items() if path.exists()}
+        known |= {name: hashlib.sha256(content).hexdigest() for name, content in present.items()}
     return known | {path.name: moment(path.stat().st_mtime) for path in others if path.exists()}
 
 
