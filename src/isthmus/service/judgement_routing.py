@@ -102,7 +102,7 @@ class JudgementRouter:
                     present.setdefault(silo, set()).add(name)
                 else:
                     wanted.setdefault(silo, {})[name] = None
-        key = secrets.token_hex(16)
+        key = secrets.token_bytes(16)
         questions = {silo: self._find(silo, list(names), key) for silo, names in wanted.items()}
         replies, failures = await _all(questions)
         for silo, reply in replies.items():
@@ -110,8 +110,8 @@ class JudgementRouter:
             present.setdefault(silo, set()).update(names[at] for at in reply.present if at < len(names))
         return present, failures
 
-    async def _find(self, silo: str, names: Sequence[str], key: str) -> wire.PresentDocuments:
-        question = wire.DocumentDigests(key=key, digests=[id_digest(name, key) for name in names])
+    async def _find(self, silo: str, names: Sequence[str], key: bytes) -> wire.PresentDocuments:
+        question = wire.DocumentDigests(key=key.hex(), digests=[id_digest(name, key) for name in names])
         return await self._silos[silo].send("/judgements/places", question, wire.PresentDocuments)
 
     async def _send(self, silo: str, part: list[wire.NamedJudgement], person: str) -> wire.Imported:

@@ -67,7 +67,7 @@ class SiloJudgements:
         self, question: wire.DocumentDigests, name: Naming, principals: frozenset[str] | None = None
     ) -> wire.PresentDocuments:
         """Which of the digests are of this silo's documents, of those that these principals may see."""
-        own = {id_digest(name(id), question.key) for id in self._seen(principals)}
+        own = {id_digest(name(id), bytes.fromhex(question.key)) for id in self._seen(principals)}
         return wire.PresentDocuments(
             present=[at for at, digest in enumerate(question.digests) if digest in own]
         )

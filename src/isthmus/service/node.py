@@ -59,7 +59,7 @@ from isthmus.service.reliability import validation_curves
 from isthmus.service.scale import baseline_of, measure
 from isthmus.service.scoring import Scorer, check_scores, try_on_query
 from isthmus.service.searching import Searcher, load_scorer
-from isthmus.service.security import HitTokens, LiveSecret, local_secret
+from isthmus.service.security import HitTokens, LiveSecret, id_digest, local_secret
 from isthmus.service.settings import OPERATOR, NodeSettings, SharedStatistics, secret
 from isthmus.service.silo_documents import SiloDocuments
 from isthmus.service.silo_learner import SiloLearner
@@ -860,11 +860,7 @@ def open_store(settings: NodeSettings, engine: AttachedEngine | None = None) -> 
 
     erased_key = cache(lambda: local_secret(settings.folder / "erased.key"))
 
-    def digest_of(id: str) -> str:
-        spelled = id.encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(spelled, key=erased_key(), digest_size=16).hexdigest()
-
-    store.digest_of = digest_of
+    store.digest_of = lambda id: id_digest(id, erased_key())
     return store
 
 

@@ -431,10 +431,10 @@ class HitTokens:
         return [self._silo, peer.encode(), query.encode("utf-8", "surrogatepass")]
 
 
-def id_digest(document: str, key: str) -> str:
+def id_digest(document: str, key: bytes) -> str:
     """A document id under a key, by which a silo recognises its own documents and no others."""
     name = document.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(name, key=bytes.fromhex(key), digest_size=16).hexdigest()
+    return hashlib.blake2b(name, key=key, digest_size=16).hexdigest()
 
 
 def pseudonym(key: bytes, silo: str, person: str) -> str:
