@@ -36,7 +36,7 @@ from isthmus.service.stores import LEAST_NAME, SUBJECT
 REMAINS = (
     "digests of ids under a key of this silo, so that no source brings them back (isthmus documents readmit)",
     "in the ledger, digests of ids and texts under a key, so that one that comes back has no new budget",
-    "in the audit log, digests of ids under a key: that it was shown, to whom, and that it was erased",
+    "in the audit log, digests of ids under a key (shown, to whom, erased); texts of queries if it has them",
 )
 NOT_UNDONE = (
     "hits, snippets and whole documents that were shown to peers; the ledger has how many",
