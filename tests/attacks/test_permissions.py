@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
+import numpy as np
 import pytest
 
-from isthmus.engines import ANYBODY
+from isthmus.engines import ANYBODY, AttachedReader, Constraints
+from isthmus.engines.attached import Remote
+from isthmus.engines.remote import Location, RemoteDocument
+from isthmus.engines.tally import DocumentTally
 from isthmus.errors import ConfigError
 from isthmus.service.api import broker_app
 from isthmus.service.audit_log import audit_lines
@@ -211,6 +216,27 @@ def test_a_new_text_is_not_shown_to_whom_the_old_one_was_while_the_index_is_behi
             answer = node.searcher.search(wanted, snippets=True, principals=principals)
             assert {hit.document for hit in answer.hits} == {"b"}
         assert "secret" in node.searcher.search(Search(query="tide"), snippets=True).model_dump_json()
+
+
+def test_a_server_that_compares_names_without_case_shows_nothing_more():
+    documents = {
+        "open": RemoteDocument("open", "Tide", "mill", allow=("everyone",)),
+        "other": RemoteDocument("other", "Tide", "turbine", allow=("group:Doctors",)),
+        "own": RemoteDocument("own", "Tide", "lamp", allow=("group:doctors",)),
+    }
+    server = SimpleNamespace(
+        noun="Server",
+        location=Location("http://127.0.0.1:9", "papers", allow="acl"),
+        check_rules=lambda: None,
+        search=lambda text, vector, depth, only: [(id, 0.5) for id in documents],
+        matching=lambda weights, depth, only: list(documents),
+        newest=lambda depth, only: list(documents)[::-1],
+        get=lambda ids: {id: documents[id] for id in ids},
+    )
+    reader = AttachedReader(Remote(server), DocumentTally(words=("tide",)), 3, "en").seen_by(ADA.principals)
+    assert set(reader.ids(reader.search("tide", np.zeros(0), 9)[0])) == {"open", "own"}
+    assert set(reader.ids(reader.matching({"tide": 1.0}, 9))) == {"open", "own"}
+    assert reader.ids(reader.newest(9, Constraints())) == ["own", "open"]
 
 
 def test_tables_of_persons_and_groups_narrow_what_a_peer_may(silo):

@@ -22,6 +22,7 @@ import numpy as np
 
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Span, Vectors
+from isthmus.engines.access import may_see
 from isthmus.engines.engine import (
     ANY,
     FIELDS,
@@ -282,7 +283,7 @@ class AttachedReader:
         engine, some = cast(CountedEngine, self.remote.engine), rarest(weights, self.tally.code_of)
         most = OVERFETCH * depth
         ids = self.remote.find(lambda: engine.matching(some, most, pushed), pushed)[:most]
-        handles = self.named(list(filter(self.remote.shows, ids)))
+        handles = self.named(self._visible(ids))
         return handles if only is None else self.meeting(handles, only)
 
     def search(
@@ -294,13 +295,22 @@ class AttachedReader:
             return np.empty(0, dtype=np.int64), np.empty(0)
         pushed, most = self._pushed(only), depth if only is None else OVERFETCH * depth
         hits = self.remote.find(lambda: self.remote.engine.search(text, vector, most, pushed), pushed)
-        hits = [(id, score) for id, score in hits[:most] if self.remote.shows(id) and np.isfinite(score)]
-        scores = dict(zip(self._numbers([id for id, _ in hits]), (score for _, score in hits), strict=True))
+        finite = {id: score for id, score in hits[:most] if np.isfinite(score)}
+        visible = self._visible(list(finite))
+        scores = dict(zip(self._numbers(visible), map(finite.__getitem__, visible), strict=True))
         handles = np.array(sorted(scores), dtype=np.int64)
         if only is not None:
             meeting = self.meeting(handles, only).tolist()
             handles = np.array(sorted(sorted(meeting, key=scores.__getitem__)[-depth:]), dtype=np.int64)
         return handles, np.array([scores[handle] for handle in handles.tolist()], dtype=np.float64)
+
+    def _visible(self, ids: Sequence[str]) -> list[str]:
+        """Those that are shown to whoever asks; some servers compare names without case and marks."""
+        present = [id for id in ids if self.remote.shows(id)]
+        if self.readers is None:
+            return present
+        texts, readers = self.remote.texts(present), self.readers
+        return [id for id in present if id in texts and may_see(texts[id].allow, readers)]
 
     def named(self, ids: Sequence[str]) -> IntArray:
         """The handles of documents, ascending."""
@@ -396,7 +406,7 @@ class AttachedReader:
         only = replace(only, readers=self.readers)
         most = depth if pushed == only else OVERFETCH * depth
         ids = self.remote.find(lambda: self.remote.engine.newest(most, pushed), pushed)[:most]
-        handles = np.array(self._numbers(list(filter(self.remote.shows, ids))), dtype=np.int64)
+        handles = np.array(self._numbers(self._visible(ids)), dtype=np.int64)
         if pushed != only:
             handles = handles[np.isin(handles, self.meeting(np.unique(handles), only))]
         return handles[:depth]

@@ -87,8 +87,7 @@ class DistinctCount:
         """Whether these would be more than `most` with what was added. What is known may come again: of a few
         documents a sketch tells which, of many it takes most new ones for known, and nothing comes then."""
         before, is_sparse = self.estimate, self.registers.count(0) > REGISTERS - REGISTERS // SPARSE
-        after = DistinctCount(self.registers)
-        is_new = after.add(digests)
+        is_new = (after := DistinctCount(self.registers)).add(digests)
         if is_sparse:
             return is_new and after.estimate > most
         return max(after.estimate, before * (1 + STEP / REGISTERS)) > most
@@ -169,11 +168,9 @@ class SeenDocuments:
             if len(name) == len("2026-11") and name > _year_before(at)
         )
 
-    def total(self, caller: str, at: str, *, more: Iterable[str] = ()) -> float:
-        """Different documents that a caller saw in the months up to a time, and would with `more` of them."""
-        sketch = self.in_year(caller, at)
-        sketch.add(more)
-        return sketch.estimate
+    def total(self, caller: str, at: str) -> float:
+        """Different documents that a caller saw in the months up to a time."""
+        return self.in_year(caller, at).estimate
 
     def on_day(self, caller: str, at: str) -> tuple[DistinctCount, int]:
         """What a caller saw on a day, and how many documents it opened."""
@@ -351,7 +348,7 @@ class NodeAudit(AuditLog):
         if not share:
             return ""
         level = share * max(1, self._documents())
-        before, after = (self.seen.total(caller, at, more=each) for each in ((), digests))
+        before, _, after = (seen := self.seen.in_year(caller, at)).estimate, seen.add(digests), seen.estimate
         return f"has seen {share:.1%} of the silo's documents" if before < level <= after else ""
 
     def share_of(self, peer: str) -> float:

@@ -166,8 +166,7 @@ class Sessions:
 
     def _person_of(self, session: _Session) -> Caller[Any] | None:
         """Whose session it is, also of one that rests: the provider is asked when it is used again."""
-        is_resting = session.grant is not None and bool(session.grant.refresh)
-        return session.grant.caller if session.grant and is_resting else self._caller_of(session)
+        return session.grant.caller if session.grant and session.grant.refresh else self._caller_of(session)
 
     async def renew(self, scope: Scope) -> None:
         """Ask the provider again about the person of a request's session, if it is due: once for all requests

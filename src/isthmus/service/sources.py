@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -140,14 +141,8 @@ class _Reading:
     tell: Tell
     limits: ParsingLimits
     skipped: Counter[str]
-    _besides: dict[Path, Beside] = field(default_factory=dict)
-
-    def beside(self, path: Path) -> Beside:
-        """What stands beside a file, read once for all its rows."""
-        if path not in self._besides:
-            self._besides.clear()
-            self._besides[path] = _beside(path)
-        return self._besides[path]
+    beside: Callable[[Path], Beside] = field(default_factory=lambda: lru_cache(1)(_beside))
+    """What stands beside a file, read once for all its rows."""
 
 
 def load_all(
