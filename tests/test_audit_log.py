@@ -129,6 +129,19 @@ def test_old_files_are_deleted_and_the_rest_is_verified(tmp_path):
         verify(tmp_path, log)
 
 
+def test_a_clock_that_jumps_takes_part_of_the_log_and_nothing_from_its_middle(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit_log, "MOST_DELETED", 3)
+    clock = Clock()
+    log = AuditLog(tmp_path, AuditSettings(keep_days=30), clock=clock)
+    for days in (1, 1, -20, 1, 1, 1, 1, 1, 400, -400):
+        log.record("shown", documents=["a"])
+        clock.now += days * DAY
+    log.record("shown", documents=["a"])
+    log.close()
+    state = verify(tmp_path, log)
+    assert 1 < state.first.number <= 4, "the oldest three files, and no more"
+
+
 def test_it_goes_on_after_a_restart_and_beside_another_process(tmp_path):
     written(tmp_path, 3)
     first, second = (AuditLog(tmp_path, AuditSettings(rotate_mb=1e-3)) for _ in range(2))

@@ -33,7 +33,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -52,6 +52,8 @@ PAUSE = 0.5
 """Seconds between two times that the disk is asked to have what was written."""
 ANCHOR_ENTRIES, ANCHOR_SECONDS = 1_000, 60.0
 """After so many entries, or so long after the first of them, the log is anchored in the ledger."""
+MOST_DELETED = 31
+"""Files that go at once: a clock that jumps for a day does not take the whole log with it."""
 WATCHED_SECONDS = 5.0
 """Between two looks at what may change without passing here, such as files of keys."""
 CURE = "compare with a copy; what stands before this entry is as it was written"
@@ -258,9 +260,9 @@ class AuditLog(AuditKey):
         name = f"{self._end.head.number + 1:012d}-{self._day()}.jsonl"
         self._open(lock, name)
         self._end = _End(name, os.fstat(self._stream).st_size, self._end.head)
-        older = [
-            file for file in _files(self.folder) if file.name[13:23] <= self._day(self.settings.keep_days)
-        ]
+        until = self._day(self.settings.keep_days)
+        old = takewhile(lambda file: file.name[13:23] <= until, _files(self.folder))
+        older = list(islice(old, MOST_DELETED + 1))
         if len(older) > 1:  # what an old file has before a younger one begins is as old
             first = next(_lines(older[-1]), None)
             if first is not None:
