@@ -480,18 +480,26 @@ def ruled(server, folder, source, level):
 
 
 @elsewhere
-def test_a_person_is_answered_as_if_there_were_no_documents_but_theirs(server, tmp_path):
+@pytest.mark.soak
+def test_a_person_is_answered_as_if_there_were_no_documents_but_theirs(server, tmp_path, soak_count):
     """Byte for byte: hits, scores, explanations, counts, facets, by words and by date; nothing is opened."""
-    generator = np.random.default_rng(5)
-    rules = [RULES[at] for at in generator.integers(len(RULES), size=len(DOCUMENTS))]
-    documents = [
-        {**each, **({} if rule is None else {"acl": rule})}
-        for each, rule in zip(DOCUMENTS, rules, strict=True)
-    ]
-    server.fill("ruled", documents)
+    for draw in range(soak_count(1, 10)):
+        generator = np.random.default_rng(5 + draw)
+        rules = [RULES[at] for at in generator.integers(len(RULES), size=len(DOCUMENTS))]
+        documents = [
+            {**each, **({} if rule is None else {"acl": rule})}
+            for each, rule in zip(DOCUMENTS, rules, strict=True)
+        ]
+        topics = [TOPICS[at] for at in generator.choice(len(TOPICS), 2, replace=False)]
+        words = generator.choice(sorted({word for topic in TOPICS for word in topic.split()}), 3)
+        _check_law(server, tmp_path / str(draw), str(draw or ""), documents, [*topics, " ".join(words)])
+
+
+def _check_law(server, folder, draw, documents, queries):
+    server.fill(f"ruled{draw}", documents)
     asked = [
         NodeSearch(query=query, k=50, explain=True, matches=True, suggest=True, only=only)
-        for query in (TOPICS[0], TOPICS[17], "harbour glacier decided", "keepers of the year", "harbuor")
+        for query in (*queries, "harbour glacier decided", "keepers of the year", "harbuor")
         for only in (None, Narrowing(types=["closed"]), Narrowing(phrases=["harbour keepers"]))
     ] + [NodeSearch(query="", k=50, matches=True, only=Narrowing(types=["open"]))]
 
@@ -517,10 +525,10 @@ def test_a_person_is_answered_as_if_there_were_no_documents_but_theirs(server, t
             for each in documents
             if (not each.get("acl") and not lacking) or names.intersection(each.get("acl") or ())
         ]
-        server.fill(f"seen{at}", seen)
+        server.fill(f"seen{at}{draw}", seen)
         with (
-            ruled(server, tmp_path / "all", "ruled", server.level).offline() as every,
-            ruled(server, tmp_path / "seen", f"seen{at}", server.level).offline() as alone,
+            ruled(server, folder / "all", f"ruled{draw}", server.level).offline() as every,
+            ruled(server, folder / "seen", f"seen{at}{draw}", server.level).offline() as alone,
         ):
             caught_up(every)
             caught_up(alone)

@@ -439,7 +439,7 @@ def test_a_version_that_another_process_puts_in_use_rates_no_answer_to_a_search_
     versions.add(version("1"), model(about={"version": "1"}).to_bytes())
     asked = []
 
-    async def ask(silo, method, path, body=b"", headers=None):
+    async def ask(silo, method, path, body=b"", headers=None, person=None):
         asked.append(headers[wire.MODEL])
         if meanwhile:
             versions.use("1")
