@@ -347,7 +347,7 @@ class AuditLog(AuditKey):
             os.fsync(stream)
         finally:
             os.close(stream)
-        with locked(self.folder / LOCK):
+        with locked(self.folder / f"{HEAD}.lock"):  # of its own: entries do not wait for the disk
             if read_head(self.folder, self).number < head.number:
                 text = f"{head} {self.seal(f'head {head}')}\n"
                 write_private(self.folder / HEAD, text.encode())
