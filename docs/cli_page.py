@@ -18,8 +18,10 @@ HEAD = """# Command line
 Generated from the parser by `make docs`.
 
 `isthmus --version` prints the version and `isthmus COMMAND --help` what stands here. stdout is data, stderr
-is talk; `--json` prints data for programs. Exit status: 0 done, 1 a failure told in one line, 2 wrong usage,
-130 interrupted.
+is talk; `--json` prints data for programs. Options may stand before or after a command and between files, and
+`isthmus` alone prints help. Tables and texts fit the terminal, 80 columns where there is none (COLUMNS sets
+another width); long work shows a bar in a terminal and a line at times elsewhere; NO_COLOR is heeded. Exit
+status: 0 done, 1 a failure told in one line (folded on a terminal), 2 wrong usage, 130 interrupted.
 """
 
 

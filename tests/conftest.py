@@ -6,7 +6,9 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -18,6 +20,10 @@ import pytest
 from hypothesis import settings
 
 SOAKING = os.environ.get("ISTHMUS_SOAK") == "1"
+
+# Workers of xdist name the size of a terminal; without one, commands do not fold what they say.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
 
 # A busy machine is not a failure. Examples are the same in every run, and new ones in the long trials.
 settings.register_profile(
@@ -32,6 +38,7 @@ LONGEST = (
     "journeys/test_demo_story.py",
     "journeys/test_search_faults.py",
     "journeys/test_search_service.py",
+    "journeys/test_recipes.py",
     "journeys/test_deployment.py",
     "journeys/test_learning.py",
     "tests/test_trees.py",
@@ -51,16 +58,23 @@ LONGEST = (
 )
 
 
-# Tests beyond the core: with a browser, with servers of others, with Flower over a network, or with the whole
-# demonstration.
+# Tests beyond the core: with a browser, with servers of others, with Flower over a network, with the whole
+# demonstration, or trials of a federation under load and faults.
 BEYOND = (
+    "attacks/test_flood.py",
     "attacks/test_training_port.py",
     "journeys/test_attach.py",
     "journeys/test_demo.py",
     "journeys/test_demo_story.py",
     "journeys/test_deployment.py",
+    "journeys/test_learning.py",
+    "journeys/test_recipes.py",
+    "journeys/test_search_faults.py",
     "tests/test_attach_engines.py",
+    "tests/test_integrations.py",
+    "tests/test_mutants.py",
 )
+collect_ignore = ["integrations"]  # for another environment: tests/test_integrations.py runs them
 OTHERS = {"browser", "postgres_url", "_postgres_server"}
 
 
@@ -97,6 +111,15 @@ def data_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
+def integrations_python() -> str:
+    """The Python of the environment that `make test` makes from requirements-integrations.txt, or a skip."""
+    python = os.environ.get("ISTHMUS_INTEGRATIONS_PYTHON") or f"{sys.prefix}/integrations/bin/python"
+    if not Path(python).exists():
+        pytest.skip("there is no environment with LangChain, LlamaIndex, Haystack, PyTerrier and MLflow")
+    return python
+
+
+@pytest.fixture(scope="session")
 def soak_count() -> Callable[[int, int], int]:
     """`soak_count(small, full)`: how often a long trial repeats; `full` only with ISTHMUS_SOAK=1."""
     return lambda small, full: full if SOAKING else small
@@ -105,9 +128,11 @@ def soak_count() -> Callable[[int, int], int]:
 @pytest.fixture(autouse=True)
 def _service_logs():
     """A command that a test runs in this process logs to that test's stderr, and no further."""
-    loggers = [logging.getLogger(name) for name in ("isthmus.service", "isthmus.access")]
+    loggers = [logging.getLogger(name) for name in ("", "isthmus.service", "isthmus.access", "uvicorn.error")]
     before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    hooks = sys.excepthook, threading.excepthook
     yield
+    sys.excepthook, threading.excepthook = hooks
     for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
         logger.handlers, logger.propagate = handlers, propagate
         logger.setLevel(level)

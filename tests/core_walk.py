@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from loopback_ports import free_base
 
 PATIENCE = 240.0
 SILOS = ("north", "south")
@@ -108,16 +108,3 @@ class Core:
                 process.terminate()
             for process in started:
                 process.wait(PATIENCE)
-
-
-def free_base(count: int) -> int:
-    """A port that is free together with those after it."""
-    for base in range(20_000 + os.getpid() % 20_000, 60_000, count):
-        try:
-            held = [socket.create_server(("127.0.0.1", base + number)) for number in range(count)]
-        except OSError:
-            continue
-        for each in held:
-            each.close()
-        return base
-    raise RuntimeError("no free ports")

@@ -26,7 +26,7 @@ from isthmus.service.broker import Broker
 from isthmus.service.oidc import Provider
 from isthmus.service.security import ApiKeys, Gate
 from isthmus.service.sessions import Sessions
-from isthmus.service.settings import BrokerSettings, OidcSettings, SiloAddress
+from isthmus.service.settings import PEER_LIMITS, BrokerSettings, OidcSettings, SiloAddress
 from silo_stand_in import Loop, StandIn
 
 SECRET = "a secret / of the client"
@@ -156,6 +156,7 @@ class SignInSite:
             silos={"north": SiloAddress(silo, people=True, identities=True)},
             share_statistics=False,
             deadline_ms=10_000,
+            limits=PEER_LIMITS,  # many tests share it, and a quick machine has them sign in at once
         )
 
         async def made():

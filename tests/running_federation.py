@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from browsing import opened
-from core_walk import free_base
+from browsing import opened, tab_to
 from isthmus.cli import main
 from isthmus.errors import ServiceError
 from isthmus.service.client import Client
+from loopback_ports import free_base
 
 PATIENCE = 240.0
 DEADLINE = 2.0
@@ -99,8 +99,10 @@ def page_of(browser, federation, *, key="", **context):
     home = f"http://127.0.0.1:{federation.port}"
     key = key or (federation.folder / "broker" / "admin.key").read_text().strip()
     with opened(browser, home, patience=PATIENCE, **context) as page:
-        page.get_by_label("API key").fill(key)
-        page.get_by_role("button", name="Sign in").click()
+        page.get_by_label("API key").wait_for()
+        tab_to(page, "key")
+        page.keyboard.type(key)
+        page.keyboard.press("Enter")
         page.get_by_label("Search all silos").wait_for()
         yield page
 

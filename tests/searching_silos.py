@@ -11,9 +11,11 @@ from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
+from isthmus.service.reliability import save_curves
 from isthmus.service.settings import (
     BrokerSettings,
     EncoderSettings,
+    Models,
     NodeSettings,
     Policy,
     RequestLimits,
@@ -52,7 +54,17 @@ SOUTH = [
 class SearchingSilos:
     """`search` asks the broker; `nodes` are the silos by name."""
 
-    def __init__(self, folder, policies, *, key="a secret of the silos", drafts=None, limits=None):
+    def __init__(
+        self,
+        folder,
+        policies,
+        *,
+        key="a secret of the silos",
+        drafts=None,
+        limits=None,
+        unreachable=(),
+        curves=None,
+    ):
         self.loop, self.stack = Loop(), ExitStack()
         self.nodes, ports = {}, {}
         for name, policy in policies.items():
@@ -63,13 +75,19 @@ class SearchingSilos:
                 encoder=EncoderSettings("none"),
                 statistics=SharedStatistics(form="none", hash_key=key),
                 **({} if limits is None else {"limits": limits}),
+                **({} if curves is None else {"models": Models(reliability=folder / f"{name}.json")}),
             )
+            if curves is not None:
+                save_curves(curves.get(name, []), folder / f"{name}.json")
             node = self.nodes[name] = self.stack.enter_context(Node(settings))
             node.put((drafts or {"north": NORTH, "south": SOUTH})[name])
             ports[name] = self.loop.serve(node_app(node)).port
         self.settings = BrokerSettings(
             folder=folder / "broker",
-            silos={name: SiloAddress(f"http://127.0.0.1:{port}") for name, port in ports.items()},
+            silos={
+                name: SiloAddress(f"http://127.0.0.1:{port}", about=f"Papers of {name}.")
+                for name, port in {**ports, **dict.fromkeys(unreachable, 9)}.items()
+            },
             deadline_ms=20_000,
             share_statistics=False,
             limits=RequestLimits(per_second=1000, burst=1000),
@@ -78,7 +96,8 @@ class SearchingSilos:
         url = f"http://127.0.0.1:{self.loop.serve(broker_app(self.broker), lifespan='on').port}"
         self.http = httpx.Client(base_url=url, timeout=60)
         until = time.monotonic() + 30
-        while not all(silo.search_level for silo in self.broker.silos.values()) and time.monotonic() < until:
+        here = [self.broker.silos[name] for name in ports]
+        while not all(silo.search_level for silo in here) and time.monotonic() < until:
             self.search("water")
 
     async def _made(self):

@@ -15,7 +15,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "isthmus"
 
 ORDER = """
-    __main__ cli demo service learning training federation asking private features rankers losses
+    __main__ integrations cli demo service learning training federation asking private features rankers losses
     classification engines retrieval encoders fusion calibration logistic corpora partition evaluation
     languages text config tables arrays report files randomness workers errors facade
 """
@@ -28,8 +28,15 @@ HOMES = {
     "fastapi": ("isthmus.service",),
     "starlette": ("isthmus.service",),
     "uvicorn": ("isthmus.service",),
+    "mcp": ("isthmus.service.mcp",),
+    "opentelemetry": ("isthmus.service.tracing",),
     "xgboost": ("isthmus.rankers",),
     "lightgbm": ("isthmus.rankers",),
+    "langchain_core": ("isthmus.integrations.langchain",),
+    "llama_index": ("isthmus.integrations.llamaindex",),
+    "haystack": ("isthmus.integrations.haystack",),
+    "pyterrier": ("isthmus.integrations.pyterrier",),
+    "ir_datasets": ("isthmus.corpora",),
     "matplotlib": ("isthmus.report",),
     "tantivy": ("isthmus.engines",),
     "usearch": ("isthmus.engines",),

@@ -428,3 +428,12 @@ def test_settings_that_an_engine_elsewhere_cannot_have_are_refused(fields, words
         made["sources"] = tuple(Source(**each) for each in made["sources"])
     with pytest.raises((ValueError, ConfigError), match=words):
         NodeSettings(**(NODE | made))
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("nonsense", "the address names no engine"), ("solr://a/b", "no engine is known by solr://")],
+)
+def test_an_address_of_no_engine_is_refused_in_words(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{said} \(expected postgresql://"):
+        open_remote(Location(url=url))

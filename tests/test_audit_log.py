@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -14,11 +15,12 @@ import pytest
 from isthmus.errors import DataError, ServiceError
 from isthmus.private.ledger import Budget, Ledger
 from isthmus.service import audit_log, extraction
-from isthmus.service.audit_log import FOLDER, AuditHead, AuditKey, AuditLog, keys_in, page_of
+from isthmus.service.audit_log import FOLDER, AuditHead, AuditKey, AuditLog, apart, keys_in, page_of
 from isthmus.service.audit_log import audit_lines as lines
 from isthmus.service.audit_log import verify_audit as verify
 from isthmus.service.certificates import Authority
 from isthmus.service.extraction import DistinctCount, NodeAudit, seen_by_caller
+from isthmus.service.logs import iso_time
 from isthmus.service.people import Person
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import AuditSettings, Policy
@@ -121,7 +123,7 @@ def test_old_files_are_deleted_and_the_rest_is_verified(tmp_path):
     assert state.first.number > 1, "the first entries are too old"
     assert len(files(tmp_path)) < 12
     oldest = next(lines(tmp_path)).content["at"]
-    assert oldest <= audit_log.moment(clock.now - 30 * DAY), "nothing younger was deleted"
+    assert oldest <= iso_time(clock.now - 30 * DAY), "nothing younger was deleted"
     (tmp_path / FOLDER / files(tmp_path)[0]).unlink()
     with pytest.raises(
         DataError, match=r"entries 1 to \d+ are missing, and no entry says that they were too"
@@ -249,6 +251,36 @@ def test_keys_are_watched_with_groups_of_their_owners_and_the_list_of_revocation
     assert set(keys_in(None, tls)) == {"certificate", "revocations"}
 
 
+class Waits(threading.Event):
+    """An event that nobody waits for: how long they would have."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds = []
+
+    def wait(self, timeout=None):
+        self.seconds.append(timeout)
+        return super().wait(0)
+
+
+def test_a_ledger_that_does_not_answer_is_one_traceback_and_asked_ever_less_often(tmp_path, caplog):
+    def anchor(*_):
+        raise DataError("no readable ledger")
+
+    log = AuditLog(tmp_path, AuditSettings(), anchor=anchor)
+    log._stopped = Waits()
+    for _ in range(2):
+        log.record("shown", peer="broker")
+    end = time.monotonic() + 30
+    while len(log._stopped.seconds) < 30 and time.monotonic() < end:
+        time.sleep(0.01)
+    end_thread(log)
+    between = [seconds for seconds in log._stopped.seconds if seconds != audit_log.PAUSE]
+    assert between[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
+    failures = [each for each in caplog.records if "tried again" in each.message]
+    assert [bool(each.exc_info) for each in failures] == [True, *[False] * (len(failures) - 1)]
+
+
 def test_refusals_are_counted_and_a_flood_is_a_few_entries(tmp_path):
     log = AuditLog(tmp_path, AuditSettings())
     for _ in range(500):
@@ -301,6 +333,13 @@ def node_audit(folder, ledger, documents=1_000, clock=None, **settings):
     return NodeAudit(folder, AuditSettings(**settings), ledger, documents=count, clock=clock or Clock())
 
 
+def end_thread(log):
+    """All that is left of a log in this process when another process that had it is killed."""
+    log._stopped.set()
+    log._wake.set()
+    log._thread.join()
+
+
 def test_log_and_ledger_anchor_each_other(tmp_path, ledger):
     audit = node_audit(tmp_path, ledger)
     for at in range(3):
@@ -340,14 +379,15 @@ def test_what_was_seen_is_known_after_a_restart_a_kill_and_the_loss_of_its_file(
     audit.record_opened(Person("ada"), "broker", Policy(), "d7")
     assert audit.share_of("broker") == pytest.approx(0.06, abs=0.001)
     for how in ("killed", "closed", "lost"):
-        if how == "closed":
+        if how == "killed":
+            end_thread(audit)
+        else:
             audit.close()
         if how == "lost":
-            audit.close()
             (tmp_path / extraction.FILE).unlink()
         audit = node_audit(tmp_path, ledger, clock=clock)
         assert audit.share_of("broker") == pytest.approx(0.06, abs=0.001), how
-        assert {row.opened_today for row in audit.seen.rows(audit_log.moment(NOVEMBER))} == {1}, how
+        assert {row.opened_today for row in audit.seen.rows(iso_time(NOVEMBER))} == {1}, how
     audit.close()
     (tmp_path / extraction.FILE).write_bytes(b"no database" * 100)
     audit = node_audit(tmp_path, ledger, clock=clock)
@@ -376,7 +416,7 @@ def test_many_callers_are_kept_in_the_file_and_few_in_memory(tmp_path, ledger, m
         audit.record_shown(Person(f"p{at}"), "broker", Policy(), [f"d{at}", "d"], "q")
         audit.sync(closing=True)
     assert len(audit.seen._callers) <= 7
-    assert {row.documents for row in audit.seen.rows(audit_log.moment(NOVEMBER)) if row.actor} == {2}
+    assert {row.documents for row in audit.seen.rows(iso_time(NOVEMBER)) if row.actor} == {2}
     audit.close()
 
 
@@ -385,3 +425,9 @@ def test_lines_are_json_that_others_read(tmp_path):
     (text,) = (tmp_path / FOLDER / files(tmp_path)[0]).read_text().splitlines()
     assert {"number", "at", "action", "hash", "seal"} <= json.loads(text).keys()
     assert os.listdir(tmp_path / FOLDER)
+
+
+def test_processes_that_start_together_do_not_anchor_together_for_ever():
+    parts = [apart(60.0) for _ in range(200)]
+    assert all(0 <= part < 30 for part in parts)
+    assert max(parts) - min(parts) > 20

@@ -12,8 +12,9 @@ from isthmus.errors import ConfigError
 from isthmus.service import certificates, wire
 from isthmus.service.api import broker_app
 from isthmus.service.breaker import Breaker
-from isthmus.service.broker import Broker, merge_hits
+from isthmus.service.broker import Broker
 from isthmus.service.certificates import Authority
+from isthmus.service.results import in_order
 from isthmus.service.security import PEER, ApiKeys
 from isthmus.service.settings import BreakerSettings, BrokerSettings, PageText, RequestLimits, SiloAddress
 from silo_stand_in import Loop, StandIn, answer, hit
@@ -137,6 +138,14 @@ class TestSearch:
         assert told["hits"] == []
         assert told["below"] == 9
         assert {each["status"] for each in told["silos"]} == {"answered"}
+
+    def test_hits_without_a_probability_come_last_and_pass_no_threshold(self, site):
+        site.silos["east"].hits = [hit("east", n, None, score=99.0) for n in range(3)]
+        answer = site.search()
+        assert [each["silo"] for each in answer["hits"][-3:]] == ["east"] * 3
+        answer = site.search(threshold=0.05)
+        assert {each["silo"] for each in answer["hits"]} == {"north", "west"}
+        assert (answer["below"], answer["without_probability"]) == (3, 3)
 
     def test_only_the_silos_named(self, site):
         assert site.statuses(silos=["east", "east"]) == {"east": "answered"}
@@ -439,20 +448,13 @@ def hit_of(silo, number, probability, score=1.0):
     return wire.Hit(document=f"{silo}/{number}", silo=silo, probability=probability, score=score)
 
 
-class TestFused:
-    def test_ties_by_score_then_as_their_silos_have_them(self):
-        hits = [hit_of("b", 1, 0.5), hit_of("a", 2, 0.5), hit_of("a", 1, 0.5), hit_of("c", 1, 0.5, 2.0)]
-        shown, below = merge_hits(hits, k=10, threshold=0.0)
-        assert [each.document for each in shown] == ["c/1", "a/2", "b/1", "a/1"]
-        assert below == 0
-
-    def test_hits_without_a_probability_come_last_and_pass_no_threshold(self):
-        hits = [hit_of("a", 1, None, 99.0), hit_of("b", 1, 0.0), hit_of("b", 2, 0.7)]
-        assert [each.document for each in merge_hits(hits, k=3, threshold=0.0)[0]] == ["b/2", "b/1", "a/1"]
-        assert merge_hits(hits, k=3, threshold=0.1)[1] == 2
-
-    def test_the_threshold_is_inclusive(self):
-        assert len(merge_hits([hit_of("a", 1, 0.7)], k=1, threshold=0.7)[0]) == 1
+def test_ties_by_score_then_as_their_silos_have_them():
+    lists = [
+        [hit_of("b", 1, 0.5)],
+        [hit_of("a", 2, 0.5), hit_of("a", 1, 0.5)],
+        [hit_of("c", 1, 0.5, 2.0)],
+    ]
+    assert [each.document for each in in_order(lists)] == ["c/1", "a/2", "b/1", "a/1"]
 
 
 class TestBreaker:
@@ -513,8 +515,8 @@ def test_hits_with_an_engine_s_own_scores_take_turns_until_they_have_probabiliti
     def hit(silo, score, probability=None):
         return wire.Hit(document=f"{silo}{score}", silo=silo, probability=probability, score=score)
 
-    hits = [hit("a", 9.0), hit("a", 8.0), hit("b", 7.0), hit("x", 0.9), hit("x", 0.8), hit("y", 0.5)]
-    merged, _ = merge_hits(hits, k=10, threshold=0, apart={"x", "y"})
+    lists = [[hit("a", 9.0), hit("a", 8.0)], [hit("b", 7.0)], [hit("x", 0.9), hit("x", 0.8)], [hit("y", 0.5)]]
+    merged = in_order(lists, apart={"x", "y"})
     assert [each.document for each in merged] == ["a9.0", "x0.9", "y0.5", "a8.0", "x0.8", "b7.0"]
-    merged, _ = merge_hits([*hits, hit("x", 0.1, 0.7)], k=2, threshold=0, apart={"x", "y"})
-    assert [each.document for each in merged] == ["x0.1", "a9.0"]
+    merged = in_order([*lists, [hit("x", 0.1, 0.7)]], apart={"x", "y"})
+    assert [each.document for each in merged[:2]] == ["x0.1", "a9.0"]

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from isthmus import __version__
 from isthmus.cli import commands, main, parser
 from isthmus.cli.command import Command, print_json
+from isthmus.cli.doctor import PURPOSES
 from isthmus.errors import DataError
 
 COMMANDS = commands()
@@ -72,8 +74,8 @@ def _check_help(command: Command, above: tuple[str, ...], capsys: pytest.Capture
     with pytest.raises(SystemExit) as stop:
         main([*path, "--help"])
     assert stop.value.code == 0
-    told = capsys.readouterr().out
-    assert all(f"  {line.strip()}\n" in told for line in command.example.splitlines())
+    told = " ".join(capsys.readouterr().out.replace("\\\n", "").split())
+    assert all(" ".join(line.split()) in told for line in command.example.splitlines())
     for example in command.example.replace("\n", " && ").split(" && "):
         program, *arguments = shlex.split(example)
         assert program == "isthmus"
@@ -130,6 +132,16 @@ def test_files_that_an_option_has_taken_are_told_their_place(capsys: pytest.Capt
     with pytest.raises(SystemExit):
         main(["evaluate", "-m", "nDCG@10", "x.qrels", "a.run"])
     assert "(if -m took them, put them before it, or -- between)" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["evaluate", "x.qrels"])  # where no option is there that could have
+    assert capsys.readouterr().err.endswith("required: RUN\n")
+
+
+def test_a_value_that_is_wrong_is_told_without_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fuse", "a.run", "--top", "-3"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "isthmus fuse: error: argument --top: expected a whole number from 1, got '-3'"
 
 
 @pytest.mark.parametrize("command", ["calibrate a.run", "fuse a.run b.run"])
@@ -164,14 +176,14 @@ def test_the_demonstration_needs_its_folder_before_it_works(tmp_path: Path, caps
     (tmp_path / "file").write_text("")
     assert main(["demo", "--headless", "--out", str(tmp_path / "file")]) == 1
     said = capsys.readouterr()
-    assert (said.out, said.err) == ("", f"isthmus: {tmp_path / 'file'}: File exists\n")
+    assert (said.out, said.err) == ("", f"isthmus: {tmp_path / 'file'} is a file (expected a folder)\n")
 
 
 def test_a_query_may_be_several_words() -> None:
     assert parser().parse_args(["search", "tidal", "power", "-k", "3"]).query == ["tidal", "power"]
 
 
-@pytest.mark.parametrize("arguments", [[], ["evalute"], ["doctor", "--jsn"]])
+@pytest.mark.parametrize("arguments", [["evalute"], ["doctor", "--jsn"], ["documents", "--jsn"]])
 def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(arguments)
@@ -185,23 +197,92 @@ def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[st
     ("line", "told"),
     [
         ("serch x", "there is no 'serch'; did you mean search?"),
+        ("--versoin", "there is no --versoin; did you mean --version?"),
+        ("keys --hlep", "there is no --hlep; did you mean --help?"),
+        ("--json serch", "there is no 'serch'; did you mean search?"),
         ("documents opn", "there is no 'opn'; did you mean open?"),
         ("zzz", "there is no 'zzz'; isthmus --help lists what there is"),
+        ("doctor --jsn", "there is no --jsn; did you mean --json?"),
+        ("retrieve pydocs test --otu=x.run", "there is no --otu; did you mean --out?"),
+        ("documents list --cnofig x.toml", "there is no --cnofig; did you mean --config?"),
+        ("evaluate a.qrels b.run --zzz", "there is no --zzz; isthmus evaluate --help lists what there is"),
+        ("evaluate a.qrels b.run --format markdwn", "there is no 'markdwn'; did you mean markdown?"),
+        ("evaluate a.qrels b.run --format x", "there is no 'x'; one of text, markdown, latex, html"),
+        ("rank model data more -o x.run", "unexpected: more"),
     ],
 )
-def test_a_mistyped_command_is_told_the_nearest(line, told, capsys) -> None:
+def test_what_is_mistyped_is_told_the_nearest(line, told, capsys) -> None:
     with pytest.raises(SystemExit):
         main(line.split())
     assert capsys.readouterr().err.endswith(f"{told}\n")
 
 
-def test_descriptions_fit_the_terminal(monkeypatch, capsys) -> None:
+def test_what_went_wrong_is_one_line_and_folded_to_a_terminal(capsys, monkeypatch) -> None:
+    missing = ["evaluate", "judgements that nobody has " * 5, "a.run", "-m", "MAP"]
+    assert main(missing) == 1
+    (line,) = capsys.readouterr().err.splitlines()
     monkeypatch.setenv("COLUMNS", "80")
-    for command in COMMANDS:
-        with pytest.raises(SystemExit):
-            main([command.name, "--help"])
-        told, _, _ = capsys.readouterr().out.partition("\nexample:")
-        assert max(map(len, told.splitlines())) <= 80, command.name
+    assert main(missing) == 1
+    with pytest.raises(SystemExit):
+        main(["retrieve", "pydocs", "test", "--nothing-like-any-option-there-is"])
+    folded = capsys.readouterr().err
+    assert line.split() == folded.partition("usage:")[0].split()
+    assert max(map(len, folded.splitlines())) <= 80 < len(line)
+
+
+@pytest.mark.parametrize("words", [(), ("documents",), ("keys", "api")])
+def test_without_a_command_there_is_help(words, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*words])
+    assert stop.value.code == 0
+    alone = capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    assert capsys.readouterr() == alone
+    assert alone.err == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "same"),
+    [
+        ("--json doctor", "doctor --json"),
+        ("--config x.toml --json documents list", "documents list --config x.toml --json"),
+        ("documents --config x.toml list", "documents list --config x.toml"),
+        ("-m nDCG@10 evaluate a.qrels b.run", "evaluate a.qrels b.run -m nDCG@10"),
+        ("-k 3 search -- --tide", "search -k 3 -- --tide"),
+    ],
+)
+def test_options_may_stand_before_the_command(line: str, same: str) -> None:
+    assert parser().parse_args(line.split()) == parser().parse_args(same.split())
+
+
+def _helps(own: argparse.ArgumentParser):
+    yield own.format_help()
+    for action in own._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in action.choices.values():
+                yield from _helps(verb)
+
+
+def test_every_help_fits_the_terminal_and_has_an_example(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    top, *helps = _helps(parser())
+    assert len(helps) > 60
+    for text in (top, *helps):
+        assert max(map(len, text.splitlines())) <= 80, text
+    for text in helps:
+        assert "example:" in text, text
+
+
+def test_examples_go_on_after_a_backslash_and_are_the_same_words(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    long = "isthmus act one/long/file two/long/file 'P@5(rel=2) and more' --baseline some/long/file"
+    top = argparse.ArgumentParser()
+    Command("act", "act", long).add_to(top.add_subparsers())
+    (text,) = list(_helps(top))[1:]
+    example = text.partition("example:")[2]
+    assert max(map(len, text.splitlines())) <= 60
+    assert shlex.split(example.replace("\\\n", "")) == shlex.split(long)
 
 
 def test_documents_requests_and_receipts_fit_the_terminal(tmp_path, monkeypatch, capsys) -> None:
@@ -227,9 +308,9 @@ def test_documents_requests_and_receipts_fit_the_terminal(tmp_path, monkeypatch,
             assert id.replace(" ", "") in "".join(out.split()) or command[0] == "list"
     assert main(["documents", "remove", "nobody", *config]) == 1
     told = capsys.readouterr().err
-    assert told.count("\n") == 1
+    assert max(map(len, told.splitlines())) <= 80
     assert "no document nobody" in told
-    assert "isthmus documents list" in told
+    assert "isthmus documents list" in " ".join(told.split())
 
 
 def test_what_classify_prints_fits_the_terminal(tmp_path, monkeypatch, capsys) -> None:
@@ -380,12 +461,25 @@ def test_doctor_tells_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(package["ok"] for package in packages.values())
     assert not {"flwr", "matplotlib"} & packages.keys()
     assert {extra["name"] for extra in found["extras"]} >= {"train", "plots", "ray", "dense", "trees"}
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert PURPOSES.keys() == project["project"]["optional-dependencies"].keys()
     assert found["cores"] >= 1
     assert "pydocs" in found["data"]["found"]
     assert main(["doctor"]) == 0
     told = capsys.readouterr().out
     assert told.startswith(f"isthmus {__version__}, Python ")
     assert "train, for training across silos (Flower): " in told
+
+
+def test_queries_that_are_not_there_are_told_the_nearest(tmp_path, capsys) -> None:
+    for queries, cure in (("tets", "did you mean 'test'?"), ("x.tsv", "give a file, or one of all, train,")):
+        assert main(["retrieve", "pydocs", queries, "-o", str(tmp_path / "x.run")]) == 1
+        assert f"isthmus: no queries and no file {queries!r} ({cure}" in capsys.readouterr().err
+
+
+def test_the_start_names_every_extra() -> None:
+    start = (Path(__file__).parents[1] / "docs" / "start.md").read_text(encoding="utf-8")
+    assert [extra for extra in PURPOSES if f"`{extra}`" not in start] == []
 
 
 @pytest.mark.parametrize(
@@ -428,7 +522,8 @@ def test_doctor_names_the_cure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setenv("ISTHMUS_ENCODERS", "nowhere")
     assert main(["doctor"]) == 1
     said = capsys.readouterr()
-    assert "missing ray: pip install 'isthmus[ray]'" in said.out
-    assert "isthmus encoder add bge-small: beside BM25" in said.out
-    assert "numpy>=2.1, found 1.26.0" in said.out
+    shown = " ".join(said.out.split())  # folded to the terminal
+    assert "missing ray: pip install 'isthmus[ray]'" in shown
+    assert "isthmus encoder add bge-small: beside BM25" in shown
+    assert "numpy>=2.1, found 1.26.0" in shown
     assert "needs attention: httptools, numpy" in said.err

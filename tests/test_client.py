@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
+import socket
+import threading
 
+import httpx
 import pytest
 
 from isthmus.cli import main
 from isthmus.cli.broker import plain, show
 from isthmus.errors import ConfigError, Refused, ServiceError, SiloUnavailable
+from isthmus.service import client as client_module
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
 from isthmus.service.certificates import Authority
-from isthmus.service.client import Client
+from isthmus.service.client import AsyncClient, Client
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import BreakerSettings, BrokerSettings, RequestLimits, SiloAddress
-from isthmus.service.wire import Answer
+from isthmus.service.wire import Answer, DocumentRequest, Hit, SiloStatus
 from silo_stand_in import Loop, StandIn, hit
 
-WHY = [{"retriever": "bm25", "raw": 7.1, "probability": 0.8, "weight": 0.5, "contribution": 0.7}]
+WHY = [
+    {"retriever": "bm25", "raw": 7.1, "probability": 0.8, "weight": 0.5, "contribution": 0.693},
+    {"retriever": "dense", "raw": None, "probability": 0.6, "weight": 2.0, "contribution": 0.5},
+    {"retriever": "start", "raw": None, "probability": None, "weight": None, "contribution": 1.751},
+]
 
 
 class Site:
@@ -152,13 +162,156 @@ class TestClient:
             broker.health()
 
 
+class Unsteady:
+    """A broker that drops connections, or answers as it is told to; `asked` has the requests."""
+
+    OK = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+    BUSY = (
+        b"HTTP/1.1 %d Later\r\n%scontent-type: application/problem+json\r\ncontent-length: %d\r\n"
+        b"connection: close\r\n\r\n%s"
+    )
+
+    def __init__(self):
+        self.plan, self.asked, self.answer = [], [], b"{}"
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        while True:
+            try:
+                connection = self.socket.accept()[0]
+            except OSError:
+                return
+            with connection:
+                self.asked.append(connection.recv(65_536).split(b" ")[1].decode())
+                step = self.plan.pop(0) if self.plan else (200, b"")
+                if step is not None:
+                    connection.sendall(self._reply(*step))
+
+    def _reply(self, status, headers):
+        if status == 200:
+            return self.OK % (len(self.answer), self.answer)
+        problem = b'{"title": "Later", "status": %d}' % status
+        return self.BUSY % (status, headers, len(problem), problem)
+
+
+DROPPED, LATER = None, b"retry-after: 3\r\n"
+ASKED = DocumentRequest(number="0" * 32, silo="east", document="d", query="q", state="allowed", at="now")
+
+
+EMPTY = b'{"hits": [], "silos": [], "threshold": 0, "took_ms": 1}'
+
+
+async def last_event(broker, query, **options):
+    return [event async for event in broker.search_stream(query, **options)][-1]
+
+
+class TestRetries:
+    @pytest.fixture
+    def unsteady(self):
+        made = Unsteady()
+        yield made
+        made.socket.close()
+
+    @pytest.fixture(params=["blocking", "asynchronous"])
+    def client(self, request, unsteady):
+        """What a call returns, and how long it has waited before each further try."""
+
+        def run(call, **options):
+            calls = AsyncClient if request.param == "asynchronous" else client_module._BlockingCalls
+            broker, waits = calls(unsteady.url, **options), []
+
+            async def sleep(seconds):
+                waits.append(seconds)
+
+            broker._transport.sleep = sleep
+
+            async def result():
+                async with broker:
+                    return await call(broker)
+
+            if request.param == "asynchronous":
+                return asyncio.run(result()), waits
+            return client_module._finished(result()), waits
+
+        unsteady.answer = b'{"name": "x", "role": "broker", "version": "1"}'
+        return run
+
+    def test_a_dropped_connection_and_an_overloaded_broker_are_tried_again(self, client, unsteady):
+        unsteady.plan = [DROPPED, (503, b"")]
+        health, waits = client(AsyncClient.health)
+        assert health.role == "broker"
+        assert [0.2 <= waits[0] <= 0.3, 0.4 <= waits[1] <= 0.6] == [True, True]
+        assert unsteady.asked == ["/v1/health"] * 3
+
+    def test_it_waits_as_long_as_the_broker_says_and_no_longer_than_its_patience(self, client, unsteady):
+        unsteady.plan = [(503, LATER), (429, LATER), (429, LATER), (429, LATER)]
+        assert client(AsyncClient.health)[1] == [3.0] * 4
+        unsteady.plan = [(429, LATER)] * 9
+        with pytest.raises(Refused, match="again in 3 s"):
+            client(AsyncClient.health, patience=7)
+        assert len(unsteady.plan) == 6
+
+    @pytest.mark.parametrize("step", [DROPPED, (503, LATER)])
+    def test_it_gives_up(self, client, unsteady, step):
+        unsteady.plan = [step] * 9
+        with pytest.raises(SiloUnavailable):
+            client(AsyncClient.health, retries=1)
+        assert len(unsteady.asked) == 2
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda broker: broker.ask("tides", Hit.model_validate(hit("east", 0, 0.5))),
+            lambda broker: broker.open_allowed(ASKED),
+            lambda broker: broker.answer(ASKED, allow=True),
+            lambda broker: broker.learn(),
+            lambda broker: broker.rollback(),
+        ],
+    )
+    def test_what_may_not_happen_twice_is_sent_once(self, client, unsteady, call):
+        unsteady.plan = [DROPPED]
+        with pytest.raises(SiloUnavailable):
+            client(call)
+        assert len(unsteady.asked) == 1
+
+    @pytest.mark.parametrize("search", [AsyncClient.search, last_event], ids=["whole", "streamed"])
+    @pytest.mark.parametrize(("deadline_ms", "seconds"), [(None, 7.0), (60_000, 67.0)])
+    def test_who_gives_silos_time_waits_for_it(self, client, unsteady, search, deadline_ms, seconds):
+        waits = []
+
+        def answer(request):
+            waits.append(request.extensions["timeout"]["read"])
+            streamed = request.url.path.endswith("stream")
+            body = b"event: answer\ndata: %s\n\n" % EMPTY if streamed else EMPTY
+            return httpx.Response(200, stream=httpx.ByteStream(body))
+
+        async def asked(broker):
+            kind = type(broker._transport.http)
+            broker._transport.http = kind(base_url=unsteady.url, transport=httpx.MockTransport(answer))
+            return await search(broker, "tides", deadline_ms=deadline_ms)
+
+        assert client(asked, timeout=7.0)[0].hits == []
+        assert waits == [seconds]
+
+    def test_a_failure_that_lasts_is_not_tried_again(self, site, monkeypatch):
+        again = lambda transport, seconds: pytest.fail("it was tried again")  # noqa: E731
+        monkeypatch.setattr(client_module._Blocking, "sleep", again)
+        with Client(site.url.replace("http:", "https:")) as broker, pytest.raises(SiloUnavailable):
+            broker.health()
+
+
 class TestSearch:
     def test_a_table(self, ask):
         status, out, _ = ask("--explain")
         assert status == 0
         assert "0.95 ━━━━━━━━━━" in out
         assert "Document 0" in out
-        assert "bm25: raw 7.1 → probability 0.8 × weight 0.5 = +0.7" in out
+        told = " ".join(out.split())
+        assert "bm25: raw 7.1, probability 0.8, logit 1.39 × weight 0.50 = +0.69" in told
+        assert "dense: probability 0.6, logit 0.41 × weight 2.00 -0.31 = +0.50" in told
+        assert "start: +1.75 together: log-odds +2.94, which is the probability 0.950" in told
         assert "4 hits · 2 of 2 silos answered" in out
 
     def test_a_terminal_obeys_nobody_elses_text(self, ask):
@@ -184,6 +337,11 @@ class TestSearch:
         assert "no probability yet" not in out
         assert "no probabilities: judge hits or import judgements, then run isthmus learn" in out
 
+    def test_of_fewer_silos_it_says_that_probabilities_can_be_too_high(self, ask):
+        warned = "probabilities were learned from all silos: with fewer they can be too high"
+        assert warned not in " ".join(ask()[1].split())
+        assert warned in " ".join(ask("--silos", "east")[1].split())
+
     def test_a_search_that_no_silo_answered_has_failed(self, ask, site, monkeypatch):
         for silo in site.silos.values():
             monkeypatch.setattr(silo, "hits", "no hits")
@@ -193,10 +351,34 @@ class TestSearch:
             assert "nothing found" not in out
         assert "no answer · 0 of 2 silos answered (east broken, west broken)" in ask()[1]
 
+    def test_a_closed_pipe_is_left_to_the_program(self, monkeypatch):
+        class Closed(io.StringIO):
+            def write(self, text):
+                if text:
+                    raise BrokenPipeError
+                return 0
+
+        monkeypatch.setattr("sys.stdout", Closed())
+        with pytest.raises(BrokenPipeError):
+            show(Answer(hits=[hit("east", 0, 0.3)], silos=[], threshold=0.0, took_ms=1.0))
+
     def test_a_query_unlike_those_judged_is_said_to_be(self, capsys):
         said = Answer(hits=[hit("east", 0, 0.3)], silos=[], threshold=0.0, unlike=True, took_ms=1.0)
         show(said)
-        assert "no judged query is like this one" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "no judged query is like this one" in out
+        assert "0.30 ━━━·······" in out, "bars can be read without colours"
+        assert "probabilities are rough, high ones lowered" in out, "low ones stay as they are"
+        assert "nothing here is 50% likely: the best hit has 0.30" in out
+        show(Answer(hits=[hit("east", 0, 0.5), hit("east", 1, 0.1)], silos=[], threshold=0.0, took_ms=1.0))
+        assert "nothing here" not in capsys.readouterr().out
+
+    @pytest.mark.parametrize(("scorer", "hinted"), [("bm25", True), ("date", False)])
+    def test_what_makes_probabilities_is_not_said_where_hits_are_by_date(self, capsys, scorer, hinted):
+        silos = [SiloStatus(silo="east", status="answered", scorer=scorer)]
+        silos += [SiloStatus(silo="west", status="down")]
+        show(Answer(hits=[hit("east", 0, None)], silos=silos, threshold=0.0, took_ms=1.0))
+        assert ("no probabilities: judge hits" in capsys.readouterr().out) is hinted
 
     def test_nothing_to_look_for_and_silos_that_are_not_there(self, ask, capsys):
         assert main(["search", " "]) == 1
@@ -248,7 +430,9 @@ class TestKeys:
             ]
         file = str(folder / "broker" / "api-keys.json")
         assert main(["keys", "api", "add", file, "ada", "--scopes", "search", "--days", "9", "--json"]) == 0
-        made = json.loads(capsys.readouterr().out)
+        printed = capsys.readouterr()
+        made = json.loads(printed.out)
+        assert "is a new file" not in printed.err
         assert ApiKeys(file).find(made["key"]).name == "ada"
         assert ApiKeys(file).find((folder / "broker" / "admin.key").read_text().strip()).may("admin")
         assert main(["keys", "api", "list", file, "--json"]) == 0
@@ -261,6 +445,9 @@ class TestKeys:
         capsys.readouterr()
         assert main(["keys", "api", "list", str(folder / "nowhere.json")]) == 1
         assert "isthmus keys api add begins the file" in capsys.readouterr().err
+        mistyped = str(folder / "broker" / "api-kyes.json")
+        assert main(["keys", "api", "add", mistyped, "ben"]) == 0
+        assert f"{mistyped} is a new file: a broker knows the key if" in capsys.readouterr().err
 
     def test_nothing_is_replaced_unasked(self, tmp_path, capsys):
         make = ["keys", "make", str(tmp_path), "--silos", "north"]
@@ -282,9 +469,8 @@ class TestNew:
         capsys.readouterr()
         assert main(["node", "--config", str(folder / "broker.toml")]) == 1
         problem = capsys.readouterr().err
-        assert (
-            "broker.toml: this is a broker's configuration, not a silo's (expected isthmus broker" in problem
-        )
+        assert "broker.toml: this is a broker's configuration, not a silo's (expected a silo's; " in problem
+        assert f"isthmus broker --config {folder / 'broker.toml'} reads this one" in problem
         assert main(["broker", "--config", str(folder / "a" / "silo.toml")]) == 1
         assert "silo.toml: this is a silo's configuration, not a broker's" in capsys.readouterr().err
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
+import signal
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from isthmus.cli import demo as command
 from isthmus.corpora import load
 from isthmus.demo import ending, federation, releases
 from isthmus.demo.federation import QUERIES, SearchOutcome
@@ -84,7 +88,7 @@ def outcome(*, adopted: bool = True) -> SearchOutcome:
         )
     ]
     return SearchOutcome(
-        documents=4_561,
+        documents={"arrays": 4_000, "functions": 500, "statistics": 60, "signal": 1},
         judgements=5_012,
         before=before.tolist(),
         after=after.tolist() if adopted else before.tolist(),
@@ -107,14 +111,15 @@ def words(section) -> str:
 
 def test_the_end_says_what_learning_gained_and_whom_it_hurt() -> None:
     gained, honest, nobodys, left = ending.sections(outcome())
-    assert "raised nDCG@10 on 100 queries that nobody judged: 0.500 before, 0.530 after, +0.030 [" in words(
+    assert "together raised nDCG@10" in words(gained)
+    assert "on 100 queries that nobody judged: 0.500 before, 0.530 after, +0.030 (95 % interval" in words(
         gained
     )
-    assert "60 queries gained, 10 lost, 10 of them more than 0.2" in words(gained)
-    assert "linear was adopted: reasons" in words(gained)
+    assert "60 queries gained, 10 got worse, 10 of them by more than 0.2" in words(gained)
+    assert "“linear” was adopted: reasons" in words(gained)
     assert "Of 1,000 hits shown" in words(honest)
-    assert "80% were right" in words(honest)
-    assert "not told from a perfect one" in words(honest)
+    assert "80 % were right (95 % interval" in words(honest)
+    assert "not told from perfect" in words(honest)
     assert "a probability of 0.04; the answer says that no judged query is like this one" in words(nobodys)
     (table,) = (part for part in left.parts if isinstance(part, Table))
     assert table.rows == (
@@ -129,7 +134,7 @@ def test_learning_that_gained_nothing_says_so() -> None:
     gained, *_ = ending.sections(outcome(adopted=False))
     assert "Learning gained nothing yet" in words(gained)
     assert (
-        "the best was linear, and was not adopted: reasons. With 2,000 judged queries it might be"
+        "the best model was “linear”, and was not adopted: reasons. With 2,000 judged queries it might be"
         in words(gained)
     )
     assert not ending.figures(outcome(adopted=False))["adopted"]
@@ -144,8 +149,8 @@ def test_a_gain_that_is_none_is_not_called_one() -> None:
 
 def test_promises_that_are_not_held_are_told() -> None:
     _, honest, *_ = ending.sections(replace(outcome(), right=[at % 2 > 0 for at in range(1_000)]))
-    assert "50% were right" in words(honest)
-    assert "worse than a perfect one" in words(honest)
+    assert "50 % were right" in words(honest)
+    assert "worse than perfect" in words(honest)
     _, honest, *_ = ending.sections(replace(outcome(), probabilities=[0.3] * 1_000))
     assert "No hit was shown with a probability from 0.75 to 0.85" in words(honest)
 
@@ -153,14 +158,23 @@ def test_promises_that_are_not_held_are_told() -> None:
 def test_the_report_begins_with_the_result(tmp_path, world) -> None:
     run = BM25(name="all").index(world.documents).search(world.queries, 10)
     story = Story(compare(world.qrels, {"all": run}, ("nDCG@10",)), ())
-    save_report(tmp_path / "new" / "report.html", story, outcome())
+    assert save_report(tmp_path / "new" / "report.html", story, outcome()) == [
+        tmp_path / "new" / "report.html",
+        tmp_path / "new" / "story.html",
+    ]
     page = (tmp_path / "new" / "report.html").read_text()
-    assert (
-        page.index("What it comes to")
-        < page.index("What learning gained")
-        < page.index("What left each silo")
+    order = (
+        "raised nDCG@10",
+        "What was searched",
+        "What learning gained",
+        "what left each silo",
+        "honest 0.8",
     )
-    assert page.index("raised nDCG@10") < page.index("What learning gained")
+    assert [page.index(text) for text in order] == sorted(page.index(text) for text in order)
+    assert "10 got worse" in page
+    assert "4,561 documents in 4 silos" in page
+    assert "arrays (4,000)" in page
+    assert page.count("<svg") == 2
 
 
 def test_a_federation_is_started_again_only_if_it_is_whole_and_of_this_code(tmp_path) -> None:
@@ -177,3 +191,19 @@ def test_a_federation_is_started_again_only_if_it_is_whole_and_of_this_code(tmp_
     assert read(stamp="then") is None
     (tmp_path / "new" / federation.OUTCOME).write_text('{"stamp": "now", "odd": 1}')
     assert read() is None
+
+
+def test_the_command_to_search_can_be_pasted_from_a_narrow_terminal(monkeypatch, capsys) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("isthmus.demo.open_page", lambda link: None)
+    monkeypatch.setattr(signal, "signal", lambda *handler: None)
+    monkeypatch.setattr("sys.argv", ["bin/isthmus"])
+    url, key = "http://127.0.0.1:8640", "out/demo/federation/broker/admin.key"
+    command._serve(SimpleNamespace(link=f"{url}/#/search", url=url, key=key, check=interrupted))
+    pasted = capsys.readouterr().err.partition("or with\n")[2].partition("\nCtrl-C")[0]
+    assert max(map(len, pasted.splitlines())) <= 60
+    words = shlex.split(pasted.replace("\\\n", ""))
+    assert words[1:] == ["search", QUERIES[0], "--broker", url, "--key", key]

@@ -7,6 +7,7 @@ blocks of one page share a folder and their names. Examples in docstrings are do
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import doctest
 import fnmatch
@@ -21,6 +22,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.md"))
+"""Run from outside, by tests/journeys/test_recipes.py."""
+WIDTH = 80
 SOURCE = ROOT / "src"
 WITH_EXAMPLES = [
     ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
@@ -33,10 +37,12 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def printed(work) -> str:
-    """What `work` writes to stdout."""
-    stream = io.StringIO()
-    with contextlib.redirect_stdout(stream):
+    """What `work` writes to stdout; what it says fits the terminal."""
+    stream, talk = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(talk):
         work()
+    lines = talk.getvalue().splitlines()
+    assert not [line for line in lines if len(line) > WIDTH and "Warning: " not in line]
     return stream.getvalue()
 
 
@@ -57,11 +63,13 @@ def run_console(block: str) -> None:
         if program == "isthmus":
             got = printed(lambda arguments=arguments: main(arguments))
             assert matches(shown, got), f"$ {line}\nprints\n{got}"
+            assert "--json" in arguments or max(map(len, got.splitlines()), default=0) <= WIDTH, got
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
     names: dict[str, object] = {"__name__": "example"}
     blocks = FENCE.findall(page.read_text(encoding="utf-8"))
     for at, (language, code) in enumerate(blocks):
@@ -71,6 +79,46 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 assert matches(blocks[at + 1][1], got), f"{code}\nprints\n{got}"
         elif language == "console":
             run_console(code)
+
+
+ELSEWHERE = {
+    "calibrate-endpoint": "test_endpoint_calibration.py",
+    "coordinate": "journeys/test_deployment.py",
+    "csfltr": "test_own_collections.py",
+    "demo": "journeys/test_demo_story.py",
+    "encoder add": "test_encoders.py",
+    "features": "test_own_collections.py",
+    "reproduce": "../reproduce/tests/test_command.py",
+}
+"""Commands that run neither on a page, nor in a recipe, nor in journeys/terminal.txt, and what runs them."""
+
+
+def commands_in(text: str) -> set[str]:
+    """The commands, with their verbs, that lines of a text have one type."""
+    from isthmus.cli import parser
+
+    top, found = parser(), set[str]()
+    for line in re.findall(r"(?:^|[|;(&] *)(?:\$ )?isthmus ([^\n|;&]+)", text, re.MULTILINE):
+        verbs, own = list[str](), top
+        for word in line.split():
+            actions = [each for each in own._actions if isinstance(each, argparse._SubParsersAction)]
+            if not actions or word not in actions[0].choices:
+                break
+            verbs.append(word)
+            own = actions[0].choices[word]
+        found |= {" ".join(verbs)} if verbs else set()
+    return found
+
+
+def test_every_command_of_the_docs_is_run_on_a_terminal_of_80_columns() -> None:
+    blocks = [
+        block for page in (*PAGES, *RECIPES) for block in FENCE.findall(page.read_text(encoding="utf-8"))
+    ]
+    typed = commands_in("\n".join(code for language, code in blocks if language in ("sh", "console")))
+    shown = commands_in("\n".join(code for language, code in blocks if language == "console"))
+    shown |= commands_in((ROOT / "tests" / "journeys" / "terminal.txt").read_text(encoding="utf-8"))
+    assert typed - shown == ELSEWHERE.keys()
+    assert all((ROOT / "tests" / test).exists() for test in ELSEWHERE.values())
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
@@ -88,7 +136,7 @@ def test_docstring_examples_are_true(name: str) -> None:
     assert done.attempted > 0
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+@pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     targets = re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", text)
@@ -123,9 +171,10 @@ def test_readme_is_short_and_names_both_commands() -> None:
 
 def test_pages_are_in_the_navigation() -> None:
     listed = set(
-        re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+        re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     )
-    assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} | {GENERATED}
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert listed == pages | {GENERATED}
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:

@@ -274,6 +274,7 @@ def test_the_pages_paths_need_the_token(server, tmp_path):
 
 def test_from_the_command_line(server, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
     url = server[0] + "/search?q={query}"
     assert main(["calibrate-endpoint", url, "--report"]) == 1
     assert "no judgements yet" in capsys.readouterr().err
@@ -281,6 +282,7 @@ def test_from_the_command_line(server, tmp_path, capsys, monkeypatch):
     judged(folder, SearchEndpoint.of(url)).close()
     assert main(["calibrate-endpoint", url, "--report", "--precision", "0.8"]) == 0
     told = capsys.readouterr().out
+    assert max(map(len, told.splitlines())) <= 80
     assert "240 judgements of 24 queries" in told
     assert "precision 0.8" in told
     assert "judgements in all would narrow that" in told

@@ -6,6 +6,7 @@ The oracle is `ExactReader`, which counts everything in memory, and a central BM
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -33,7 +34,7 @@ from isthmus.engines import (
 )
 from isthmus.engines.embedded import Generation
 from isthmus.engines.vector_folders import VectorFolders
-from isthmus.engines.vocabulary import ranked
+from isthmus.engines.vocabulary import named, ranked
 from isthmus.retrieval import BM25, FIELD_TABLES, TEXT, summed
 from isthmus.service.candidates import Snapshot
 from isthmus.service.encoding import NoQueries
@@ -565,3 +566,12 @@ def test_names_are_ranked_as_by_a_stable_sort():
     names = np.random.default_rng(1).integers(0, 300, 1_000).astype(np.uint64)
     assert ranked(names).tolist() == np.argsort(names, kind="stable").tolist()
     assert ranked(names[:0]).tolist() == []
+
+
+def test_names_are_keyed_hashes_whatever_computes_them():
+    """An index has them on disk: those of another release are the same."""
+    texts, key = ("d1", "", "\u00e9\udc00", "x" * 500), bytes(range(16))
+    hashes = [
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=key, digest_size=8) for text in texts
+    ]
+    assert named(texts, key).tolist() == [int.from_bytes(each.digest(), "little") for each in hashes]

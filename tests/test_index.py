@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scipy.stats import nbinom
 
 from isthmus.arrays import Ids
 from isthmus.encoders import Lsa
 from isthmus.errors import ConfigError, PrivacyError, ProtocolError
 from isthmus.features import NAMES, ExactCounts, Pairs, compute
+from isthmus.private import totals
 from isthmus.private.mechanisms import Geometric
 from isthmus.private.totals import family_of, hashed, noised, read_alone, released
 from isthmus.retrieval import BM25, FIELD_TABLES, TEXT, TIMES, Dense, Statistics, summed
@@ -184,6 +186,34 @@ def test_a_noisy_count_becomes_its_posterior_mean():
     exact = np.repeat([0, 1, 2, 5, 20], 4000)
     noisy = exact + law.draw(len(exact))
     assert np.mean((read_alone(noisy, law.rate) - exact) ** 2) < 0.6 * np.mean((noisy - exact) ** 2)
+
+
+def test_counts_of_few_documents_are_read_with_what_public_text_has(monkeypatch):
+    law, rng = Geometric(0.5), np.random.default_rng(3)
+    expected = np.repeat([0.0, 1.0, 5.0, 15.0], 3000)
+    exact = rng.poisson(rng.gamma(0.5, np.maximum(expected, 0.02) / 0.5))
+    noisy = exact + law.draw(len(exact))
+    read, alone = read_alone(noisy, law.rate, expected), read_alone(noisy, law.rate)
+    for few in np.unique(expected):
+        chosen = expected == few
+        errors = [np.mean((each[chosen] - exact[chosen]) ** 2) for each in (read, alone)]
+        assert errors[0] < errors[1], few
+    count = np.arange(512)
+    law_of_count = nbinom(0.5, 0.5 / (0.5 + 5.0)).pmf(count)
+    prior = 0.7 * law_of_count + 0.3 * np.append(0.2, 0.8 * count[1:] ** -1.5 / (count[1:] ** -1.5).sum())
+    posterior = prior * np.exp(-0.5 * abs(4 - count))
+    (mean,) = read_alone(np.array([4]), law.rate, np.array([5.0]))
+    assert mean == pytest.approx((posterior @ count) / posterior.sum())
+    assert read_alone(np.array([5000]), law.rate, np.array([5.0])) == 5000
+
+    terms, family = Ids.of(("default", "pear")), family_of("federation", 1 << 12)
+    hopes = []
+    monkeypatch.setattr(totals, "read_alone", lambda noisy, _, hope: hopes.append(hope) or noisy)
+    for documents in (totals.FEW, totals.FEW + 1):
+        tables = {TEXT: np.array([3, 1])}
+        released(Statistics(documents, {"body": 900}, tables, terms, ("north",)), family, 1.0)
+    assert hopes[1] is None
+    assert hopes[0][family.of_vocabulary(terms).cells[0]].tolist() == [totals.FEW / 2, 0.0]
 
 
 def test_figures_from_elsewhere_are_whole_or_refused():

@@ -27,13 +27,14 @@ from isthmus.learning import (
 )
 from isthmus.retrieval import Statistics, summed
 from isthmus.service import wire
-from isthmus.service.broker import Broker, SiloClient, merge_hits
+from isthmus.service.broker import Broker, SiloClient
 from isthmus.service.columns import silo_rows
 from isthmus.service.http_client import HttpReply
 from isthmus.service.joint_learning import NO_CONSENT, JointLearning
 from isthmus.service.learning_runs import LearningRuns
 from isthmus.service.merging import Merger, ModelExchange
 from isthmus.service.node import Node
+from isthmus.service.results import in_order
 from isthmus.service.settings import BrokerSettings, LearningSchedule, Policy, SiloAddress
 from isthmus.service.stores import Draft, Judgement
 from isthmus.service.versions import NONE, ModelVersions
@@ -383,12 +384,13 @@ def test_silos_without_the_model_stand_by_the_baseline_and_never_last(scores, sh
         ),
     }
     merger = Merger.of(current, "v2", answers)
-    hits = [each for one in answers.values() for each in merger.hits(one)]
+    lists = [merger.hits(one) for one in answers.values()]
+    hits = [each for one in lists for each in one]
     for each in hits:
         assert each.probability is not None
         total = sum(part.contribution for part in each.explanation)
         assert total == pytest.approx(np.log(each.probability / (1 - each.probability)), abs=1e-6)
-    ordered, _ = merge_hits(hits, k=20, threshold=0.0)
+    ordered = in_order(lists)
     assert [each.probability for each in ordered] == sorted((each.probability for each in hits), reverse=True)
     from scipy.special import expit
 

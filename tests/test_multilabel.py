@@ -55,6 +55,9 @@ RANKERS: dict[str, SparseLabelRanker] = {
     "latent neighbours": SparseNeighbours("vectors", k=7),
     "label vectors": LabelVectors(),
 }
+BATCHES = 1e-3
+"""What a probability may differ by the size of a batch: matrices of other sizes are multiplied in another
+order, and of two neighbours that are equally near another one may be the last."""
 
 
 def world(texts: int, labels: int, seed: int = 0) -> tuple[list[str], Sparse, list[str]]:
@@ -220,7 +223,7 @@ def test_probabilities_hold_on_new_texts_and_rise_with_the_fused_score(
         assert (np.diff(rising) >= 0).all()
     loaded = load_multilabel(folder)
     one_by_one = [loaded.predict(fresh.texts[at : at + 7]).toarray() for at in range(0, 70, 7)]
-    assert np.concatenate(one_by_one) == pytest.approx(probabilities[:70].toarray(), abs=1e-5)
+    assert np.concatenate(one_by_one) == pytest.approx(probabilities[:70].toarray(), abs=BATCHES)
     assert loaded.report().record() == classifier.report().record()
 
 
@@ -330,7 +333,7 @@ def test_the_command_line_sees_several_labels_and_writes_a_batch_at_a_time(
         round(float(p), 4) for p in sure[[0]].data
     }
     streamed = [model.predict(texts, names).toarray() for names, texts in stream_texts(new, batch=7)]
-    assert np.concatenate(streamed) == pytest.approx(model.predict(test.texts, ids).toarray(), abs=1e-5)
+    assert np.concatenate(streamed) == pytest.approx(model.predict(test.texts, ids).toarray(), abs=BATCHES)
 
 
 def test_sparse_rows_of_the_repository_are_learned_and_streamed(tmp_path: Path) -> None:
@@ -344,7 +347,7 @@ def test_sparse_rows_of_the_repository_are_learned_and_streamed(tmp_path: Path) 
     classifier = MultiLabelClassifier(folds=3).fit(read, tmp_path / "model")
     assert classifier.report().measures["P@1"] > 0.5
     parts = [classifier.predict(rows).toarray() for _, rows in stream_texts(train, batch=64)]
-    assert np.concatenate(parts) == pytest.approx(classifier.predict(weights).toarray(), abs=1e-5)
+    assert np.concatenate(parts) == pytest.approx(classifier.predict(weights).toarray(), abs=BATCHES)
     with pytest.raises(DataError, match="texts, where rows of features were learned from"):
         load_multilabel(tmp_path / "model").predict(["words"])
     with pytest.raises(DataError, match="rows of features say nothing in words"):

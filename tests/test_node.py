@@ -287,6 +287,12 @@ def judged_runs(node):
     return [Run.from_dict(held, name=name) for name, held in lists.items()], Qrels.from_dict(qrels)
 
 
+def adds_up(hit):
+    """Whether the parts of a hit's explanation are its log-odds."""
+    odds = np.log(hit["probability"]) - np.log1p(-hit["probability"])
+    return sum(part["contribution"] for part in hit["explanation"]) == pytest.approx(odds, abs=1e-4)
+
+
 def test_a_fuser_gives_probabilities_with_reasons(settings, tmp_path):
     with serving(settings) as client:
         runs, qrels = judged_runs(client.node)
@@ -298,12 +304,20 @@ def test_a_fuser_gives_probabilities_with_reasons(settings, tmp_path):
         assert chances == sorted(chances, reverse=True)
         assert 0.5 < chances[0] <= 1
         for hit in found:
-            assert {part["retriever"] for part in hit["explanation"]} == {"bm25", "dense"}
-            assert all(part["weight"] is not None for part in hit["explanation"])
+            assert {part["retriever"] for part in hit["explanation"]} == {"bm25", "dense", "start"}
+            assert all(part["weight"] is not None for part in hit["explanation"][:2])
+            assert adds_up(hit)
         kept = hits(client, "tide wave", k=10, threshold=chances[2])
         assert [hit["probability"] for hit in kept] == [chance for chance in chances if chance >= chances[2]]
         assert hits(client, "zzz", explain=True) == []
         assert client.get("/release").json()["last_training"] is not None
+    margins = np.array([-2.0, -1.0, 0.0, 1.0, 2.0, 3.0])
+    save_calibrator(Platt().fit(margins, np.array([0, 0, 1, 0, 1, 1])), tmp_path / "calibrator")
+    judged = replace(trained, models=replace(trained.models, calibrator=tmp_path / "calibrator"))
+    with serving(judged) as client:
+        for hit in hits(client, "tide wave", k=10, explain=True):
+            assert hit["explanation"][-1]["retriever"] == "calibration"
+            assert adds_up(hit)
 
 
 def test_a_fuser_may_join_a_cross_encoders_list_of_the_first_candidates(settings, tmp_path, monkeypatch):
@@ -353,14 +367,10 @@ def test_a_ranker_and_the_silos_own_calibrator(settings, tmp_path):
         assert [hit["probability"] for hit in found] == sorted(
             (hit["probability"] for hit in found), reverse=True
         )
-        assert {part["retriever"] for part in found[0]["explanation"]} == {"bm25", "dense"}
+        assert {part["retriever"] for part in found[0]["explanation"]} == {"bm25", "dense", "start"}
         assert found[0]["explanation"][0]["contribution"] > 0
-        starts = [
-            np.log(hit["probability"] / (1 - hit["probability"]))
-            - sum(part["contribution"] for part in hit["explanation"])
-            for hit in found
-            if 1e-6 < hit["probability"] < 1 - 1e-6
-        ]
+        assert all(adds_up(hit) for hit in found if 1e-6 < hit["probability"] < 1 - 1e-6)
+        starts = [hit["explanation"][-1]["contribution"] for hit in found]
         assert starts == pytest.approx([starts[0]] * len(starts), abs=1e-4)
         stays = client.node.searcher.scorer
         (tmp_path / "calibrator").write_bytes(b"damaged")

@@ -76,8 +76,11 @@ def test_two_folders_learn_across_in_one_command(tmp_path: Path) -> None:
     ndcg = {(one["row"], one["part"]): one["value"] for one in records if one["measure"] == "nDCG@10"}
     assert ndcg["Global", "all"] > 0.4
     assert {one["measure"] for one in records} == {"ERR", "nDCG@10", "nDCG", "MAP"}
-    shown = isthmus("csfltr", *folders, "--depth", 5).stdout
+    shown = " ".join(isthmus("csfltr", *folders, "--depth", 20).stdout.split())
     assert "ranked over the documents of all silos" in shown
+    difference = ndcg["anchored Global", "all"] - ndcg["BM25", "all"]
+    assert f"than BM25 by nDCG@10: {difference:+.4f} (95 % interval" in shown
+    assert f"of {records[0]['queries']} queries got worse" in shown
 
 
 def test_one_folder_is_not_several_silos(tmp_path: Path) -> None:
@@ -153,3 +156,13 @@ def test_the_printed_protocol_step_by_step() -> None:
         ramped.append([world.descended(blank, {"one": alone}, labeller, steps) for steps in (10, 30)])
     assert np.array_equal(ramped[0][0], ramped[1][0]), "β is 0 before the ramp"
     assert ramped[1][1][-1, 2] > ramped[0][1][-1, 2], "then cross pairs draw to the labeller's grade"
+
+
+def test_what_these_commands_show_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    one, two = beir(tmp_path / "one", 1), beir(tmp_path / "two", 2)
+    files = (one, "one/queries.jsonl", "one/qrels/test.tsv")
+    for words in (("features", *files, "-o", "rows.txt"), ("csfltr", one, two, "--depth", 20)):
+        done = isthmus(*words, folder=tmp_path)
+        lines = (done.stdout + done.stderr).splitlines()
+        assert not [line for line in lines if len(line) > 80 and "Warning: " not in line], words

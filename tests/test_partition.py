@@ -75,14 +75,8 @@ def test_parts_say_whether_they_are_torn(kind: str) -> None:
     letor, dealing = table(), Dealing(kind, silos=2, concentration=0.5)
     dealt = deal(letor, dealing, Streams(3))
     assert all(part.torn == dealing.tears for part in dealt.parts(letor))
-    assert bool(len(dealt.torn(letor.query_of_row))) == dealing.tears
     if dealing.tears:
         assert "torn queries" in repr(dealt.part(letor, 0))
-
-
-def test_torn_names_the_groups() -> None:
-    assert Deal(np.array([0, 0, 1, 1, 1]), 2).torn(np.array([0, 0, 1, 2, 1])).tolist() == []
-    assert Deal(np.array([0, 1, 1, 1, 0]), 2).torn(np.array([0, 0, 1, 2, 2])).tolist() == [0, 2]
 
 
 def test_a_torn_table_stays_torn_when_dealt_again() -> None:

@@ -15,6 +15,7 @@ import isthmus
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 PUBLIC = [
+    "AsyncClient",
     "BM25",
     "Beta",
     "Broker",

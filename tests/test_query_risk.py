@@ -156,7 +156,8 @@ def test_the_command_line_compares_with_the_first_run(folder):
     assert "Holm" in text
 
 
-def test_the_command_line_prints_risks(folder):
+def test_the_command_line_prints_risks(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     words = ("compare", "qrels", "base.run", "new.run", "-m", "MRR", "--risk")
     text = command_line.isthmus(*words, "--alpha", "3", folder=folder).stdout
     assert "lost > 0.2" in text

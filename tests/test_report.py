@@ -130,6 +130,7 @@ class TestPage:
     def test_needs_nothing_else(self) -> None:
         text = self.PAGE.html()
         assert balanced(text)
+        assert "p { white-space: pre-wrap; }" in text, "the lines of an explanation stay lines"
         loads = re.findall(r"<(?:script|link|img|iframe)\b|@import|url\((?!#)", text)
         assert loads == []
         names = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
@@ -183,6 +184,10 @@ class TestProgress:
                 wait_for(lambda: "rounds" in terminal.getvalue())
             wait_for(lambda: "nDCG@10 0.41" in terminal.getvalue())
         assert "1/3" in terminal.getvalue()
+        with Progress("learning") as bar:
+            bar.advance(0, note="fits")
+            wait_for(lambda: "fits" in terminal.getvalue())
+        assert "/?" not in terminal.getvalue(), "what has no steps is not counted"
 
     def test_long_work_says_on_lines_how_far_it_is_where_there_is_no_terminal(
         self, monkeypatch: pytest.MonkeyPatch
@@ -193,8 +198,11 @@ class TestProgress:
         with Progress("folds", 3, lines=True) as bar:
             wait_for(lambda: "folds: 0 of 3 after 0:0" in stream.getvalue())
             bar.advance(note="fold 0")
-            wait_for(lambda: "folds: 1 of 3 after 0:0" in stream.getvalue())
+            wait_for(lambda: re.search(r"folds: 1 of 3 after 0:0\d, about 0:0\d left", stream.getvalue()))
         assert ", fold 0" in stream.getvalue()
+        with Progress("learning", lines=True) as bar:  # of what has no steps, no number
+            bar.advance(0, note="fits")
+            wait_for(lambda: "learning: after 0:00, fits" in stream.getvalue())
         assert "\r" not in stream.getvalue()
 
     def test_an_error_inside_closes_the_bar(self) -> None:

@@ -19,13 +19,14 @@ from isthmus.encoders import Encoder, Lsa, unit
 from isthmus.errors import Refused, SiloUnavailable
 from isthmus.retrieval import TEXT, summed
 from isthmus.service import index as indexing
-from isthmus.service.broker import Broker, merge_hits
+from isthmus.service.broker import Broker
 from isthmus.service.encoding import AnyQueries
 from isthmus.service.http_client import HttpReply
 from isthmus.service.index import Index
 from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
+from isthmus.service.results import in_order
 from isthmus.service.scale import LEAST_QUERIES, MOST_SCORES, ScaleExchange, common_scale, measure
 from isthmus.service.scoring import Bm25Scorer, HybridScorer
 from isthmus.service.searching import Searcher, load_scorer
@@ -220,7 +221,7 @@ def test_merged_silos_equal_one_central_index(world, query):
     sums = [measure(f"s{at}", silo.snapshot, silo.store) for at, silo in enumerate(silos)]
     scale = common_scale(sums)
     expected = {hit.document: hit.score for hit in found(central, scale, query)}
-    merged, _ = merge_hits((hit for silo in silos for hit in found(silo, scale, query)), k=100, threshold=0.0)
+    merged = in_order([found(silo, scale, query) for silo in silos])
     assert {hit.document: hit.score for hit in merged} == pytest.approx(expected, abs=1e-6)
     assert [hit.score for hit in merged] == pytest.approx(sorted(expected.values(), reverse=True), abs=1e-6)
 
@@ -372,8 +373,8 @@ def test_hits_of_a_silo_that_scored_otherwise_come_last():
     def hit(silo, score, probability=None):
         return Hit(document=f"{silo}{score}", silo=silo, probability=probability, score=score)
 
-    hits = [hit("a", 1.0), hit("b", 20.0), hit("c", 0.5), hit("b", 19.0, 0.1)]
-    merged, _ = merge_hits(hits, k=10, threshold=0.0, last={"b"})
+    lists = [[hit("a", 1.0)], [hit("b", 20.0), hit("b", 19.0, 0.1)], [hit("c", 0.5)]]
+    merged = in_order(lists, last={"b"})
     assert [each.document for each in merged] == ["b19.0", "a1.0", "c0.5", "b20.0"]
 
 

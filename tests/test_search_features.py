@@ -13,7 +13,7 @@ from isthmus.engines import CannotNarrow
 from isthmus.errors import ServiceError
 from isthmus.service import wire
 from isthmus.service.display import digest_of
-from isthmus.service.results import fold_copies, has_more, in_order, suggestion_of
+from isthmus.service.results import folded, group_copies, has_more, in_order, suggestion_of
 from isthmus.service.settings import RequestLimits
 from isthmus.service.spelling import edits
 from isthmus.service.stores import Draft
@@ -192,8 +192,8 @@ class TestDuplicates:
             [of("a", 0, 0.9, "aa"), of("a", 1, 0.8, "aa"), of("a", 2, 0.3, "bb")],
             [of("b", 0, 0.95, "bb"), of("b", 1, 0.7, "aa"), of("b", 2, 0.6, "")],
         ]
-        folded = fold_copies(in_order(lists))
-        names = [(each.document, [copy.document for copy in each.also]) for each in folded]
+        hits = [folded(group) for group in group_copies(in_order(lists))]
+        names = [(each.document, [copy.document for copy in each.also]) for each in hits]
         assert names == [("b/0", ["a/2"]), ("a/0", ["b/1"]), ("a/1", []), ("b/2", [])]
 
 

@@ -14,11 +14,11 @@ from isthmus.errors import PrivacyError, ProtocolError
 from isthmus.private.secure_sum import (
     FixedPoint,
     Member,
+    Summation,
     as_signed,
     as_words,
     least_threshold,
     sum_in_memory,
-    total,
 )
 
 SESSION = b"round 7"
@@ -33,6 +33,12 @@ def exchange(silos: dict[str, Member]) -> tuple[list, dict[str, dict[str, bytes]
     sealed = {name: silo.share(adverts) for name, silo in silos.items()}
     boxes = {name: {peer: sealed[peer][name] for peer in silos if peer != name} for name in silos}
     return adverts, boxes
+
+
+def total(silos, adverts, masked, revealed) -> np.ndarray:
+    """What the relay opens of these shares, where boxes of all silos were handed out."""
+    named = {advert.name: advert for advert in adverts}
+    return Summation(SESSION, 3, 0, named, {name: {} for name in silos}, masked, {}, revealed).total()
 
 
 @settings(max_examples=15, deadline=None)
@@ -69,7 +75,7 @@ def test_too_few_shares_reveal_nothing() -> None:
     signatures = {name: silo.confirm(list(masked)) for name, silo in silos.items()}
     revealed = {name: silos[name].reveal(signatures) for name in ("s0", "s1")}
     with pytest.raises(ProtocolError, match="3 are needed"):
-        total(masked, adverts, revealed, session=SESSION, threshold=3, shared=list(silos))
+        total(silos, adverts, masked, revealed)
 
 
 def test_a_member_answers_once_and_never_gives_both_secrets_of_a_peer() -> None:
@@ -104,7 +110,7 @@ def test_a_member_is_carried_from_process_to_process_at_every_step() -> None:
     carry()
     revealed = {name: silos[name].reveal(signatures) for name in masked}
     carry()
-    summed = total(masked, adverts, revealed, session=SESSION, threshold=3, shared=list(silos))
+    summed = total(silos, adverts, masked, revealed)
     np.testing.assert_array_equal(as_signed(summed), [9, -3])
     with pytest.raises(ProtocolError, match="already"):
         silos["s0"].reveal(signatures)

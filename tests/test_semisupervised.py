@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from isthmus.config import load
 from isthmus.errors import ConfigError
 from isthmus.features import FIELDS, NAMES, ExactCounts, Pairs, compute
 from isthmus.federation.rounds import HeldOut, State
@@ -366,10 +365,3 @@ def test_a_silo_teaches_itself() -> None:
     assert not np.allclose(taught[0]["weight0"], models[0]["weight0"])
     alone = self_taught(models[:1], silos[:1], config, scaling, grades=2)
     assert np.allclose(alone[0]["weight0"], taught[0]["weight0"], atol=0.2)
-
-
-def test_where_silos_train_is_a_runtime_and_its_old_name_is_read_with_a_hint():
-    assert load(CoTraining, {"runtime": "ray"}).runtime == "ray"
-    with pytest.warns(FutureWarning, match="engine is called runtime"):
-        config = load(CoTraining, {"engine": "ray"})
-    assert (config.runtime, config.engine) == ("ray", None)

@@ -25,7 +25,6 @@ from isthmus.evaluation import (
     reliability,
     reliability_diagram,
     sampling_floor,
-    top_ece,
 )
 from isthmus.tables import Qrels, Run
 
@@ -188,7 +187,7 @@ class TestCalibration:
         assert sorted(zip(chances, outcomes, strict=True)) == [(0.2, 0), (0.4, 0), (0.8, 1), (0.9, 1)]
         assert len(outcomes_of(qrels, run, unjudged="drop")[0]) == 3
         assert outcomes_of(qrels, run, rel=2)[1].sum() == 1
-        assert top_ece(qrels, run, top=1) == pytest.approx((0.1 + 0.2) / 2)
+        assert ece(*outcomes_of(qrels, run, top=1)) == pytest.approx((0.1 + 0.2) / 2)
         assert calibration_of(qrels, run, top=1)["ECE@1"] == pytest.approx(0.15)
         with pytest.raises(DataError, match="has no probabilities"):
             outcomes_of(qrels, run.with_probabilities(None))
@@ -218,5 +217,5 @@ def test_calibration_leads_with_the_top_of_the_list() -> None:
     run = run.with_probabilities(run.scores)
     record = calibration_of(qrels, run)
     assert list(record)[:3] == ["ECE@10", "ECE@10 floor", "ECE@10 floor 95%"]
-    assert record["ECE@10"] == top_ece(qrels, run) != record["ECE"]
+    assert record["ECE@10"] == ece(*outcomes_of(qrels, run, top=10)) != record["ECE"]
     assert (record["n@10"], record["n"]) == (10, 30)

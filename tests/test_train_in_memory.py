@@ -11,7 +11,7 @@ import pytest
 import isthmus
 from easy_rows import easy
 from isthmus.errors import ConfigError, DataError
-from isthmus.federation import Config, FedRisk, Model, Rounds, settings, train
+from isthmus.federation import Config, FedRisk, Model, Rounds, train
 from isthmus.partition import Dealing
 from isthmus.tables import Fold
 
@@ -45,26 +45,6 @@ def test_a_strategy_is_a_name_or_fedrisk_with_settings():
     without = isthmus.train(FOLD, strategy=FedRisk(memory=False), config=SMALL)
     assert without.history[-1].risks
     assert "memory" not in without.history[-1].weights
-
-
-def test_the_old_name_of_fedrisk_works_with_a_hint():
-    with pytest.warns(FutureWarning, match="FedRisk"):
-        assert settings.RiskOptions is FedRisk
-    with pytest.warns(FutureWarning, match="RiskOptions is called FedRisk now"):
-        from isthmus.federation import RiskOptions
-    assert RiskOptions is FedRisk
-    with pytest.raises(AttributeError, match="nonsense"):
-        settings.nonsense  # noqa: B018
-
-
-def test_former_names_of_private_classes_work_with_a_hint():
-    with pytest.warns(FutureWarning, match="Loss is called PrivacyLoss now") as seen:
-        from isthmus.private.composition import Loss
-    assert seen[0].filename == __file__
-    assert Loss.__name__ == "PrivacyLoss"
-    with pytest.warns(FutureWarning, match="Release is called CountRelease now"):
-        from isthmus.private.counts import Release
-    assert Release.__name__ == "CountRelease"
 
 
 def test_what_does_not_fit_is_told():

@@ -61,11 +61,11 @@ def _runs() -> Iterator[Golden]:
     yield Golden("evaluate-by-query", ("evaluate", "qrels", "a.run", "--by-query"))
     for profile in ("trec_eval", "lightgbm", "sklearn"):
         yield Golden(f"evaluate-{profile}", ("evaluate", "qrels", "a.run", "--profile", profile))
-    told = ("a.run", "--qrels", "qrels", "--precision", "0.5")
+    judged = ("a.run", "--qrels", "qrels", "--precision", "0.5")
     for method in ("auto", "platt", "isotonic", "temperature", "gamma", "beta", "softmax", "query-feature"):
         written = (f"{method}.run", f"{method}.calibrator")
         extra = ("-m", method, "-o", written[0], "--save", written[1])
-        yield Golden(f"calibrate-{method}", ("calibrate", *told, *extra), files=written)
+        yield Golden(f"calibrate-{method}", ("calibrate", *judged, *extra), files=written)
     model = ("calibrate", "b.run", "--model", "auto.calibrator", "-o", "applied.run")
     yield Golden("calibrate-model", model, files=("applied.run",))
     for method in ("rrf", "borda", "comb-sum", "comb-mnz", "comb-mult-conf", "rl-sim", "isr", "rbc"):
@@ -233,8 +233,8 @@ def _write_rows(path: Path, queries: int, draw: random.Random) -> None:
         for _ in range(8):
             features = [draw.gauss(0, 1) for _ in range(6)]
             merit = features[0] + 0.5 * features[1] + draw.gauss(0, 0.5)
-            told = " ".join(f"{at + 1}:{value:.5f}" for at, value in enumerate(features))
-            lines.append(f"{int(merit > 0.3) + int(merit > 1.5)} qid:{query + 1} {told}")
+            row = " ".join(f"{at + 1}:{value:.5f}" for at, value in enumerate(features))
+            lines.append(f"{int(merit > 0.3) + int(merit > 1.5)} qid:{query + 1} {row}")
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -338,19 +338,19 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="where the goldens lie")
     parser.add_argument("names", nargs="*", help="commands whose name begins so; all, unless given")
     parser.add_argument("--cheap", action="store_true", help="no reproductions")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     different = 0
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
         write_inputs(work)
         for golden in goldens():
             slow = golden.name.startswith("reproduce-")
-            named = not given.names or golden.name.startswith(tuple(given.names))
-            if (given.cheap and slow) or not named:
+            named = not options.names or golden.name.startswith(tuple(options.names))
+            if (options.cheap and slow) or not named:
                 continue
-            different += _handle(given.deed, given.folder, golden, run(golden, work))
-    print(f"{different} goldens differ" if given.deed == "compare" else "recorded")
+            different += _handle(options.deed, options.folder, golden, run(golden, work))
+    print(f"{different} goldens differ" if options.deed == "compare" else "recorded")
     return 1 if different else 0
 
 
@@ -364,11 +364,11 @@ def _handle(deed: str, folder: Path, golden: Golden, result: dict[str, Any]) -> 
         print(f"{file.stem}: not recorded", flush=True)
         return True
     before = json.loads(file.read_text(encoding="utf-8"))
-    found = list(differences(before, result, golden.tolerance))
-    print(f"{file.stem}: {'equal' if not found else f'{len(found)} differences'}", flush=True)
-    for line in found[:20]:
+    changes = list(differences(before, result, golden.tolerance))
+    print(f"{file.stem}: {'equal' if not changes else f'{len(changes)} differences'}", flush=True)
+    for line in changes[:20]:
         print(f"  {line}", flush=True)
-    return bool(found)
+    return bool(changes)
 
 
 if __name__ == "__main__":

@@ -285,7 +285,7 @@ def test_one_row_alone_uses_units_of_the_whole(
     assert {cell.row for cell in found.cells} == {"FedRisk"}
     assert {cell.mode for cell in found.cells} == {"paper", "sound"}
     headings = [section.heading for section in found.page.sections]
-    assert headings[0] == "Table 1"
+    assert headings[:2] == ["What it says", "Table 1"]
     assert headings[-1] == "Time"
 
 

@@ -31,6 +31,7 @@ from isthmus.rankers import MLP as MLP
 from isthmus.rankers import load_ranker as load_ranker
 from isthmus.retrieval import BM25 as BM25
 from isthmus.retrieval import Dense as Dense
+from isthmus.service import AsyncClient as AsyncClient
 from isthmus.service import Broker as Broker
 from isthmus.service import Client as Client
 from isthmus.service import Node as Node

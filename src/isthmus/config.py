@@ -15,15 +15,13 @@ The dataclass is the schema. Its fields may be bool, int, float, str, Path, `Lit
 `Mapping[str, …]`, other dataclasses, and unions of these; its `__post_init__` may refuse a value with a
 ValueError. TOML has no null, so where None is allowed the word "none" stands for it. A class variable
 `retired` names keys of earlier releases, each with a cure: an empty one is ignored, a filled one refused.
-A field that is a `former_key` is the previous name of another: read with a warning, never written.
 """
 
 from __future__ import annotations
 
 import tomllib
-import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from inspect import Parameter, signature
 from numbers import Integral, Real
@@ -36,7 +34,6 @@ from isthmus.errors import ConfigError
 
 T = TypeVar("T")
 Source: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | None"
-_NOW = "called now"
 NONE = "none"
 """How None is written."""
 
@@ -60,22 +57,9 @@ def require(holds: object, message: str) -> None:
         raise ValueError(message)
 
 
-def former_key(name: str) -> Any:
-    """A dataclass field, None by default: what the key `name` was called in the previous release."""
-    return field(default=None, repr=False, metadata={_NOW: name})
-
-
-def two_names(former: str, value: object, present: str, other: object, origin: str = "") -> ConfigError:
-    """The error for one setting that has two values, under its former name and its present one."""
-    problem = f"{origin}{former} = {value!r} and {present} = {other!r} are one setting, and differ"
-    return ConfigError(problem, key=former, expected=f"{present} alone, which {former} is called now")
-
-
 def to_mapping(config: Any) -> dict[str, Any]:
     """The configuration as plain tables, lists and scalars, complete with its defaults."""
-    values = {each.name: getattr(config, each.name) for each in fields(config)}
-    former = _former(type(config))
-    return {name: _plain(value) for name, value in values.items() if value is not None or name not in former}
+    return {each.name: _plain(getattr(config, each.name)) for each in fields(config)}
 
 
 def to_toml(config: Any) -> str:
@@ -131,7 +115,7 @@ def _read(source: Source) -> tuple[dict[str, Any], str]:
     try:
         return tomllib.loads(Path(source).read_text(encoding="utf-8")), f"{source}: "
     except OSError as error:
-        raise ConfigError(f"{source}: cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{source}: cannot be read: {error.strerror or error} (check the path)") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{source}: not UTF-8 at byte {error.start}") from error
     except tomllib.TOMLDecodeError as error:
@@ -198,16 +182,14 @@ class _Reader:
     def build(self, cls: Any, table: Any, at: str) -> Any:
         if not isinstance(table, Mapping):
             raise self._wrong(at, table, cls)
-        hints, former = _hints(cls), _former(cls)
-        known = [key for key in hints if key not in former]
+        hints = _hints(cls)
         table = self._without_retired(cls, table, at)
         for key in table:
             if key not in hints:
                 raise ConfigError(
-                    f"{self.origin}unknown key {_join(at, key)!r}", key=_join(at, key), known=known
+                    f"{self.origin}unknown key {_join(at, key)!r}", key=_join(at, key), known=hints
                 )
         values = {key: self.convert(hints[key], value, _join(at, key)) for key, value in table.items()}
-        self._rename(former, values, table, at)
         for name in _required(cls):
             if name not in values:
                 raise ConfigError(f"{self.origin}key {_join(at, name)!r} is missing", key=_join(at, name))
@@ -228,17 +210,6 @@ class _Reader:
                     f"{self.origin}{_join(at, key)} is no longer a key: {cure}", key=_join(at, key)
                 )
         return {key: value for key, value in table.items() if key not in retired}
-
-    def _rename(self, former: Mapping[str, str], values: dict[str, Any], table: Any, at: str) -> None:
-        """Move values under former keys to the present ones, with a warning that says where they stand."""
-        for old, new in former.items():
-            if (value := values.pop(old, None)) is None:
-                continue
-            if values.setdefault(new, value) != value:
-                raise two_names(_join(at, old), value, _join(at, new), values[new], self.origin)
-            place = "--" if isinstance(table[old], _Said) else self.origin
-            message = f"{place}{_join(at, old)} is called {_join(at, new)} now; change the key"
-            warnings.warn(message, FutureWarning, stacklevel=4)
 
     def convert(self, kind: Any, value: Any, at: str) -> Any:
         if not isinstance(value, _Said):
@@ -313,11 +284,6 @@ class _Reader:
 def _hints(cls: Any) -> dict[str, Any]:
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in fields(cls) if field.init}
-
-
-def _former(cls: Any) -> dict[str, str]:
-    """The former keys of a configuration, and what they are called now."""
-    return {each.name: each.metadata[_NOW] for each in fields(cls) if _NOW in each.metadata}
 
 
 def _required(cls: Any) -> list[str]:

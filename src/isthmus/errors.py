@@ -190,3 +190,12 @@ def several(number: int, one: str, many: str = "") -> str:
 
 def _shorten(text: str, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def plain(text: str) -> str:
+    """Text from elsewhere without anything that a terminal would obey.
+
+    >>> plain("a\\x1b[2Jb")
+    'a [2Jb'
+    """
+    return "".join(sign if sign.isprintable() else " " for sign in text)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,10 @@ from typing import Any
 _STATEMENT = re.compile(r"from (\S+) import|(\w+) as \w+")
 
 
-def contents(
-    package: str, renamed: Mapping[str, str] | None = None
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def contents(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package, from the imports in its stub.
 
-    `__getattr__` raises AttributeError for a name that the stub does not have. `renamed` has the present
-    names of those of the previous release, which work with a FutureWarning.
+    `__getattr__` raises AttributeError for a name that the stub does not have.
     """
     module = sys.modules[package]
     stub = Path(str(module.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")
@@ -33,24 +29,9 @@ def contents(
         if name:
             homes[name] = home
 
-    former = former_names(package, renamed or {}, stacklevel=3)
-
     def load(name: str) -> Any:
         if name not in homes:
-            return former(name)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(homes[name]), name)
 
     return load, lambda: [*vars(module), *homes], sorted(homes)
-
-
-def former_names(module: str, renamed: Mapping[str, str], *, stacklevel: int = 2) -> Callable[[str], Any]:
-    """`__getattr__` of a module whose names of the previous release work with a FutureWarning."""
-
-    def load(name: str) -> Any:
-        if name not in renamed:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        message = f"{module}.{name} is called {renamed[name]} now; change the name"
-        warnings.warn(message, FutureWarning, stacklevel=stacklevel)
-        return getattr(sys.modules[module], renamed[name])
-
-    return load

@@ -30,7 +30,8 @@ def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterato
         with open(target, "ab") as stream:
             yield stream
         return
-    target = target.resolve()
+    if target.is_symlink():
+        target = target.resolve()
     temporary = target.with_name(f".{os.getpid()}-{token_hex(8)}.part")
     try:
         temporary.unlink(missing_ok=True)

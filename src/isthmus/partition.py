@@ -110,14 +110,6 @@ class Deal:
         """The deal of things that go where their group goes: rows with their query."""
         return Deal(frozen(self.holders[groups]), self.silos)
 
-    def torn(self, groups: IntArray) -> IntArray:
-        """The groups whose items lie in more than one silo."""
-        count = int(groups.max(initial=-1)) + 1
-        first, last = np.full(count, self.silos), np.full(count, -1)
-        np.minimum.at(first, groups, self.holders)
-        np.maximum.at(last, groups, self.holders)
-        return np.flatnonzero(first < last)
-
     def label_counts(self, labels: ArrayLike) -> LabelCounts:
         """Who holds what, label by label: the data of a stacked bar chart, one bar per silo."""
         values, codes = np.unique(np.asarray(labels), return_inverse=True)

@@ -125,7 +125,7 @@ class Tokeniser:
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
     def __call__(self, texts: Iterable[str]) -> Tokens:
-        """Cut, stop and stem."""
+        """The terms of texts: cut into words, without stop words, stemmed."""
         return self._tokens(texts, stop=True)
 
     def in_place(self, texts: Iterable[str]) -> Tokens:
@@ -152,6 +152,7 @@ class Tokeniser:
         codes = frozen(np.array([place[stem] for stem in stems], dtype=np.int64))
         stopped = None if chosen and chosen[0] not in self.stop_words else np.ones(len(words), dtype=bool)
         terms = Ids(codes, pa.array(vocabulary, type=pa.large_string()))
+        vars(terms)["words"] = vocabulary  # to read it from the array would take as long as to make that
         return Tokens(terms, np.array([0, len(stems)]), stopped)
 
     def _tokens(self, texts: Iterable[str], *, stop: bool) -> Tokens:
@@ -209,7 +210,7 @@ class Cut:
             offsets.append(ends + offsets[-1][-1])
         # distinct words with what separates them from the next; then the distinct ones of these without it
         encoded = pa.chunked_array(runs).dictionary_encode().chunks or [runs[0].dictionary_encode()]
-        bounds, data = _buffers(encoded[0].dictionary)
+        bounds, data = buffers(encoded[0].dictionary)
         in_word = _in_word(data)
         ends = np.concatenate(([0], np.cumsum(in_word)))[bounds]
         words = _strings(data[in_word], ends).dictionary_encode()
@@ -234,7 +235,7 @@ class Cut:
 
 def _runs(texts: list[str]) -> tuple[pa.LargeStringArray, IntArray]:
     """Every word of texts in lower case, with what separates it from the next; and where each text's end."""
-    bounds, data = _buffers(pc.utf8_lower(_plain(_column(texts))))
+    bounds, data = buffers(_lower(_column(texts)))
     in_word = _in_word(data)
     begins = np.append(in_word, True)
     np.greater(in_word[1:], in_word[:-1], out=begins[1:-1])
@@ -269,21 +270,23 @@ def _column(texts: list[str]) -> pa.LargeStringArray:
         return pa.array(whole, type=pa.large_string())
 
 
-def _plain(column: pa.LargeStringArray) -> pa.LargeStringArray:
-    """Normalised, with blanks for separators, where a text goes beyond ASCII; the others need neither."""
+def _lower(column: pa.LargeStringArray) -> pa.LargeStringArray:
+    """In lower case; normalised, with blanks for separators, where a text goes beyond ASCII: the others need
+    neither."""
     beyond = pc.invert(pc.string_is_ascii(column))
     if not pc.any(beyond, min_count=0).as_py():
-        return column
+        return pc.ascii_lower(column)
     # Normalising sorts the marks upon a letter in the square of their number: no language has more than 30
     # (Unicode's Stream-Safe Text Format, UAX #15).
     rare = column.filter(beyond)
     if pc.max(pc.binary_length(rare)).as_py() >= _MANY_BYTES:  # compiling the pattern takes milliseconds
         rare = pc.replace_substring_regex(rare, _MANY_MARKS, r"\1")
     rare = pc.utf8_normalize(rare, form="NFKC")
-    return pc.replace_with_mask(column, beyond, pc.replace_substring_regex(rare, _SEPARATORS, " "))
+    plain = pc.replace_with_mask(column, beyond, pc.replace_substring_regex(rare, _SEPARATORS, " "))
+    return pc.utf8_lower(plain)
 
 
-def _buffers(column: pa.LargeStringArray) -> tuple[IntArray, NDArray[np.uint8]]:
+def buffers(column: pa.LargeStringArray) -> tuple[IntArray, NDArray[np.uint8]]:
     """The offsets of the strings and their bytes, without a copy."""
     _, offsets, data = column.buffers()
     bounds = np.frombuffer(offsets, dtype=np.int64, count=len(column) + column.offset + 1)[column.offset :]

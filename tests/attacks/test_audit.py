@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shutil
+import sqlite3
 
 import httpx
 import pytest
@@ -16,7 +17,7 @@ from isthmus.private.ledger import Budget, Ledger
 from isthmus.service import audit_log
 from isthmus.service.audit_log import FOLDER, AuditKey, audit_lines
 from isthmus.service.erasure import erase
-from isthmus.service.extraction import DistinctCount, NodeAudit, SeenEnough
+from isthmus.service.extraction import DistinctCount, NodeAudit, SeenDocuments, SeenEnough
 from isthmus.service.people import Person
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import AuditSettings, Policy
@@ -156,8 +157,6 @@ def test_a_head_kept_elsewhere_tells_of_a_log_that_was_written_anew_with_the_key
 
 
 def test_a_tampered_ledger_is_named_by_the_same_command(silo):
-    import sqlite3
-
     with sqlite3.connect(silo / "ledger.db") as db:
         db.execute("UPDATE link SET event = replace(event, 'audit', 'other') WHERE number = 2")
     done = isthmus("audit", "verify", silo, check=False)
@@ -231,7 +230,10 @@ def test_the_log_is_read_with_a_scope_of_its_own_that_administrators_have_not(tm
 def test_what_people_and_administrators_do_at_the_broker_is_in_its_log(tmp_path):
     scopes = {"ada": ["search"], "root": ["admin"], "eve": ["audit"]}
     with federation(tmp_path, scopes) as (_, people):
-        keys = {name: client._http.headers["authorization"].split()[1] for name, client in people.items()}
+        keys = {
+            name: client._calls._transport.http.headers["authorization"].split()[1]
+            for name, client in people.items()
+        }
         with httpx.Client(base_url=people["ada"].url) as browser:
             assert browser.post("/v1/session", json={"key": keys["ada"]}).status_code == 204
             assert browser.post("/v1/learning/rollback", json={"version": "1"}).status_code == 403
@@ -432,3 +434,14 @@ def test_people_are_told_why_a_silo_shows_no_more(tmp_path):
         hit = people["ada"].search(QUERY).hits[0]
         with pytest.raises(Refused, match="as much of this silo as its policy allows"):
             people["ada"].open(hit)
+
+
+def test_what_was_seen_is_saved_again_after_a_save_that_failed(tmp_path):
+    seen = SeenDocuments(tmp_path / "seen.db")
+    seen._db.execute("CREATE TRIGGER full BEFORE INSERT ON reached BEGIN SELECT RAISE(ABORT, 'full'); END")
+    with pytest.raises(sqlite3.IntegrityError, match="full"):
+        seen.save(1, "2026-11-18T00:00:00Z")
+    seen._db.execute("DROP TRIGGER full")
+    seen.save(2, "2026-11-18T00:00:01Z")
+    assert seen.reached == 2
+    seen.close()

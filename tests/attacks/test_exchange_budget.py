@@ -108,7 +108,10 @@ def test_a_session_that_begins_again_under_its_name_costs_again(
 
 
 def test_what_was_broken_off_or_refused_is_said_aloud(
-    parties: dict[str, Party], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    parties: dict[str, Party],
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stopped(parties, 2)
     stopped(parties, 4)
@@ -120,6 +123,7 @@ def test_what_was_broken_off_or_refused_is_said_aloud(
     assert "refused a sum of totals" in third
     assert "refused a sum of totals" in caplog.text
     capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", "120")
     main(["ledger", "show", str(parties["east"].folder.path / "silo.ledger")])
     shown = capsys.readouterr().out
     assert "incident" in shown

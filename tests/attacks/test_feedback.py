@@ -74,7 +74,7 @@ def test_a_person_cannot_name_themselves(tmp_path):
     with federation(tmp_path, SCOPES, feedback=True) as (node, people):
         hit = people["mallory"].search(QUERY).hits[0]
         said = {"query": QUERY, "silo": "north", "token": hit.token, "relevant": False, "person": "ada"}
-        assert people["mallory"]._http.post("/v1/feedback", json=said).status_code == 422
+        assert people["mallory"]._calls._transport.http.post("/v1/feedback", json=said).status_code == 422
         people["mallory"].judge(QUERY, hit, relevant=False)
         (judgement,) = node.store.judgements()
         assert judgement.person

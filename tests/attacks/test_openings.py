@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from isthmus.errors import Refused, ServiceError
+from isthmus.service import client
 from isthmus.service.security import LIFETIME
 from isthmus.service.settings import (
     Source,
 )
 from isthmus.service.silo_documents import ALLOWED_DAYS, ASKED_A_DAY, DAY
 from one_silo import QUERY, a_peer, federation
+from searching_silos import OPEN, searching
 
 SCOPES = {"ada": ["search", "documents"], "ben": ["search"], "root": ["admin"]}
 
@@ -34,6 +38,24 @@ def test_a_hit_is_opened_by_its_ticket_and_the_ledger_has_it(tmp_path):
         assert reply.json()["body"].startswith("turbine number")
         assert reply.json()["link"] == hit["link"]
         assert departures(peer.node)["documents"] == 1
+
+
+def test_a_limit_of_a_day_is_not_tried_again_for_a_minute(tmp_path, monkeypatch):
+    """Every try is a refusal in the owner's audit log."""
+    monkeypatch.setattr(
+        client._Blocking, "sleep", lambda transport, seconds: pytest.fail("it was sent again")
+    )
+    policy = replace(OPEN, open=True, most_opened_a_day=1)
+    with (
+        searching(tmp_path, {"north": policy}) as silos,
+        client.Client(str(silos.http.base_url)) as broker,
+    ):
+        first, second, *_ = broker.search("tidal power").hits
+        assert broker.open(first).body
+        with pytest.raises(
+            Refused, match=r"as much of this silo as its policy allows; its owner may allow more$"
+        ):
+            broker.open(second)
 
 
 def test_nothing_leaves_that_cannot_be_written_down(tmp_path, monkeypatch):

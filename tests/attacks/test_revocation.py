@@ -154,7 +154,7 @@ def test_certificates_are_renewed_while_searches_go_on(federation, capsys):
     assert {status for each in statuses for status in each} == {"answered"}
     ends = authority.present("north").not_valid_after_utc - datetime.datetime.now(datetime.UTC)
     assert datetime.timedelta(days=13) < ends < datetime.timedelta(days=14)
-    assert "within a second" in capsys.readouterr().err
+    assert "servers of these folders use them for new connections" in capsys.readouterr().err
 
 
 def test_a_revoked_peer_is_refused_and_its_open_connections_are_closed(federation, capsys):

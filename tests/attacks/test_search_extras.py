@@ -10,7 +10,7 @@ import pytest
 from isthmus.service import wire
 from isthmus.service.display import day_of
 from isthmus.service.limits import message_header
-from isthmus.service.results import fold_copies, suggestion_of
+from isthmus.service.results import folded, group_copies, suggestion_of
 from isthmus.service.settings import Policy
 from isthmus.service.stores import Draft
 from searching_silos import NORTH, OPEN, searching
@@ -115,7 +115,7 @@ def test_no_silo_speaks_for_another(silos):
     lie = {"silo": "west", "document": "w", "probability": 1.0, "score": 1.0}
     digests = enumerate(("", "ab"))
     hits = [wire.Hit(**hit("east", at, 0.5, also=[lie], digest=digest)) for at, digest in digests]
-    assert [each.also for each in fold_copies(hits)] == [[], []]
+    assert [each.also for each in map(folded, group_copies(hits))] == [[], []]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ from isthmus.private.secure_sum import (
     joined,
     least_threshold,
     pairwise_mask,
-    total,
 )
 from isthmus.rankers import LocalTraining
 from isthmus.tables import Fold
@@ -231,9 +230,9 @@ def test_an_honest_coordinator_still_opens_the_sum() -> None:
     there = sorted(masked)
     signatures = {name: hostile.silos[name].confirm(there) for name in there}
     revealed = {name: hostile.silos[name].reveal(signatures) for name in there}
-    summed = total(
-        masked, hostile.adverts, revealed, session=SESSION, threshold=4, shared=list(hostile.silos)
-    )
+    adverts = {advert.name: advert for advert in hostile.adverts}
+    boxes = {name: {} for name in hostile.silos}
+    summed = Summation(SESSION, 4, 3, adverts, boxes, masked, {}, revealed).total()
     expected = SECRET + sum(np.arange(3) + ord(name) for name in "bde")
     np.testing.assert_array_equal(summed.view(np.int64), expected)
 

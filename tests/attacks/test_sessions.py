@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from isthmus.cli import main
 from isthmus.service import sessions as rooms
+from isthmus.service.audit_log import AuditKey, audit_lines
 from isthmus.service.limits import Protect, message_header
 from isthmus.service.node_api import hosts_of
 from isthmus.service.security import ApiKeys, Gate
@@ -36,6 +38,55 @@ def signed_in(site, **headers):
     opened = page.post("/v1/session", json={"key": site.token}, headers=headers)
     assert opened.status_code == 204
     return page, opened.headers["set-cookie"]
+
+
+class TestKeysOfOthers:
+    def test_administrators_see_no_secret_make_no_key_and_revoke_no_auditors(self, site):
+        keys = ApiKeys(site.settings.keys)
+        number = {}
+        for name, scope in (("root", "admin"), ("eve", "audit"), ("ben", "search")):
+            token = keys.add(name, scopes=[scope], groups=["ward"])
+            number[name] = token.split("_")[1]
+            site.headers = {"x-api-key": token} if name == "root" else site.headers
+        reader = {"x-api-key": site.token}
+        url = f"{site.url}/v1/keys"
+        assert httpx.get(url).status_code == 401
+        assert httpx.get(url, headers=reader).status_code == 403
+        assert httpx.delete(f"{url}/{number['ben']}", headers=reader).status_code == 403
+        listed = httpx.get(url, headers=site.headers)
+        assert {each["name"] for each in listed.json()["keys"]} >= {"root", "eve", "ben"}
+        assert not any(part in listed.text for key in keys.all() for part in (key.digest, key.salt))
+        assert httpx.post(url, headers=site.headers, json={"name": "ben"}).status_code == 405
+        revoked = {
+            name: httpx.delete(f"{url}/{each}", headers=site.headers).status_code
+            for name, each in number.items()
+        }
+        assert revoked == {"root": 403, "eve": 403, "ben": 204}
+        assert httpx.delete(f"{url}/{number['ben']}", headers=site.headers).status_code == 404
+        assert {key.name for key in keys.all()} >= {"root", "eve"}
+        assert "ben" not in {key.name for key in keys.all()}
+
+    def test_the_audit_log_says_whose_key_and_whose_sessions_an_administrator_ended(self, site):
+        keys = ApiKeys(site.settings.keys)
+        root = {"x-api-key": keys.add("ruth", scopes=["admin"])}
+        numbers = [keys.add(name, scopes=["search"]).split("_")[1] for name in ("cleo", "dan")]
+        for number in numbers:
+            assert httpx.delete(f"{site.url}/v1/keys/{number}", headers=root).status_code == 204
+        ended = httpx.delete(f"{site.url}/v1/sessions", params={"person": "cleo"}, headers=root)
+        assert ended.status_code == 200
+        lines = [line.content for line in audit_lines(site.settings.folder)]
+        acts = [line["what"] for line in lines if line["action"] == "administration"]
+        owner = AuditKey(site.settings.folder, site.settings.audit).pseudonym("", "cleo")
+        wanted = [f"DELETE /v1/keys/{{id}} {number}" for number in numbers]
+        assert acts[-3:] == [*wanted, f"DELETE /v1/sessions {owner}"]
+        assert "cleo" not in json.dumps(acts)
+
+    def test_two_administrators_who_revoke_one_key_at_once(self, site, monkeypatch):
+        keys, revoke = ApiKeys(site.settings.keys), ApiKeys.revoke
+        root = {"x-api-key": keys.add("rita", scopes=["admin"])}
+        number = keys.add("eli", scopes=["search"]).split("_")[1]
+        monkeypatch.setattr(ApiKeys, "revoke", lambda self, id: (revoke(self, id), revoke(self, id)))
+        assert httpx.delete(f"{site.url}/v1/keys/{number}", headers=root).status_code == 204
 
 
 class TestCookie:
@@ -159,8 +210,14 @@ def test_strangers_learn_neither_silos_nor_their_addresses(site):
     assert stranger.status_code == 200
     names = ("detail", "statistics", "encoder", "encoder_name", "model", "engine", "level")
     counts = ("documents", "indexed", "search_level", "unread")
-    assert stranger.json() == {"ready": True, **dict.fromkeys(counts, 0), **dict.fromkeys(names, "")}
+    nothing = {**dict.fromkeys(counts, 0), **dict.fromkeys(names, ""), "machine": None}
+    assert stranger.json() == {"ready": True, **nothing}
     admin = site.keys.add("root", scopes=["admin"])
+    views = [
+        httpx.get(f"{site.url}/v1/silos", headers={"x-api-key": key}).json() for key in (site.token, admin)
+    ]
+    assert [view["machine"] is None for view in views] == [True, False]  # the broker's version, disk, clock
+    assert views[0]["silos"][0]["skew"] is None
     urls = {
         name: httpx.get(f"{site.url}/v1/silos", headers={"x-api-key": key}).json()["silos"][0]["url"]
         for name, key in (("ada", site.token), ("root", admin))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from isthmus.service.scaffold import make_keys
 from isthmus.service.settings import CoordinatorSettings, NodeSettings, SiloTraining
 from isthmus.service.silo_training import ENVIRONMENT
 from isthmus.tables import Letor, write_letor
+from loopback_ports import free_base
 
 SECRET = "the-password-of-the-database"
 PATIENCE = 120.0
@@ -92,11 +92,6 @@ def wait_for(what, seconds=PATIENCE):
     return result
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
 @pytest.fixture
 def keys(tmp_path):
     """Certificates of a coordinator and of a silo, once for searches and once for training."""
@@ -109,7 +104,7 @@ def silo(tmp_path, keys):
     """A silo with rows, whose node has a key that nobody else may read."""
     rows = np.arange(12, dtype=np.float32).reshape(6, 2)
     write_letor(Letor.of(["q1"] * 3 + ["q2"] * 3, rows, [0, 1, 2, 0, 0, 1]), tmp_path / "rows.txt")
-    wanted = SiloTraining(f"127.0.0.1:{free_port()}", tmp_path / "rows.txt", files(keys / "north.training"))
+    wanted = SiloTraining(f"127.0.0.1:{free_base()}", tmp_path / "rows.txt", files(keys / "north.training"))
     (tmp_path / "north").mkdir()
     return NodeSettings("north", tmp_path / "north", tls=files(keys / "north"), training=wanted)
 
@@ -301,7 +296,7 @@ def test_a_coordinators_app_runs_on_flowers_own_node_and_not_on_a_silo(tmp_path,
             assert wait_for(lambda: "the coordinator answered 404" in log_of(silo))
             assert not marker.exists()
             words = ("--superlink", f"127.0.0.1:{there.port}", "--root-certificates", there.authority)
-            words += ("--auth-supernode-private-key", key, "--host", "127.0.0.1", "--port", free_port())
+            words += ("--auth-supernode-private-key", key, "--host", "127.0.0.1", "--port", free_base())
             there.start("flower-supernode", *words)  # the control: Flower's own node, on the same machine
             assert wait_for(marker.exists), (tmp_path / "flower-supernode.log").read_text()
             assert SECRET in marker.read_text()

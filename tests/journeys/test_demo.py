@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from browsing import opened
+from browsing import look_over, opened
 from demonstration import demonstrated
+from isthmus.cli import main
 from isthmus.demo.federation import ABOUT, OUTCOME, QUERIES
 from isthmus.service.local import Federation
 from isthmus.service.settings import read_broker
@@ -56,6 +57,17 @@ def test_the_silos_learn_and_are_measured(tried) -> None:
         assert talk.count(heading) == 1
     assert max(map(len, talk.replace(str(folder), "").splitlines())) <= 80
     assert not alive(folder)
+
+
+def test_the_report_is_one_page_that_begins_with_the_result(tried, browser) -> None:
+    page = browser.new_page()
+    page.goto((tried[2] / "out" / "report.html").as_uri())
+    text = page.inner_text("body")
+    assert "got worse" in text.partition("What was searched")[0]
+    assert all(f"{silo} (" in text for silo in SILOS)
+    printed = page.pdf(prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+    page.close()
 
 
 def alive(folder) -> list[int]:
@@ -147,18 +159,28 @@ def federation(served):
 
 def test_a_hit_says_why(federation) -> None:
     with federation.client() as broker:
-        answer = broker.search(QUESTION, explain=True)
+        answer = broker.search(QUESTION, explain=True, deadline_ms=20_000)
     assert len({hit.silo for hit in answer.hits}) >= 3
     assert all(0 < hit.probability < 1 for hit in answer.hits)
     assert answer.model
-    assert all({part.retriever for part in hit.explanation} >= {"bm25"} for hit in answer.hits)
-    starts: dict[str, list[float]] = {}
     for hit in answer.hits:
-        told = math.log(hit.probability / (1 - hit.probability)) - sum(
-            p.contribution for p in hit.explanation
-        )
-        starts.setdefault(hit.silo, []).append(told)
-    assert max(max(each) - min(each) for each in starts.values()) < 1e-3  # the same for all hits of a silo
+        assert {part.retriever for part in hit.explanation} >= {"bm25", "start", "profile"}
+        odds = math.log(hit.probability / (1 - hit.probability))
+        assert sum(part.contribution for part in hit.explanation) == pytest.approx(odds, abs=1e-6)
+
+
+def test_the_terminal_adds_up(federation, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    where = ["--broker", federation.url, "--key", str(federation.key)]
+    assert main(["search", QUESTION, "--explain", "-k", "1", *where]) == 0
+    shown = capsys.readouterr().out
+    parts = [float(each) for each in re.findall(r"^.*\w:.* ([+-]\d+\.\d\d)\s*$", shown, re.MULTILINE)]
+    total, probability = map(
+        float, re.search(r"log-odds (\S+), which is the probability (\S+)", shown).groups()
+    )
+    assert len(parts) >= 3
+    assert sum(parts) == pytest.approx(total, abs=0.005 * (len(parts) + 1) + 1e-9)
+    assert 1 / (1 + math.exp(-total)) == pytest.approx(probability, abs=0.003)
 
 
 @contextmanager
@@ -180,20 +202,33 @@ def test_a_stranger_searches_in_a_browser(federation, browser) -> None:
         assert len({hit.locator(".chip").inner_text() for hit in shown}) >= 3
         chances = [hit.locator(".chance .number").inner_text() for hit in shown]
         assert all(re.fullmatch(r"<?\d+ %", chance) for chance in chances)
+        assert hits.locator(".where code").count() == 0, "titles are names of documents: nothing stands twice"
         hits.first.get_by_text("Why this result?").click()
-        reasons = hits.first.locator("table").inner_text()
-        assert "bm25" in reasons
-        assert chances[0] in hits.first.locator(".why .hint").inner_text()
+        reasons = hits.first.locator("table")
+        assert "bm25" in reasons.inner_text()
+        number = lambda text: float(text.replace("−", "-"))  # noqa: E731
+        parts = [number(each) for each in reasons.locator("tbody .number").all_inner_texts()]
+        total = number(reasons.locator("tfoot .number").inner_text())
+        assert sum(parts) == pytest.approx(total, abs=0.005 * (len(parts) + 1) + 1e-9)
+        assert 100 / (1 + math.exp(-total)) == pytest.approx(float(chances[0].strip("<> %")), abs=1)
+        assert chances[0] in hits.first.locator(".why > div > .hint").inner_text()
+        page.get_by_text("What the percentages mean").click()
+        page.get_by_text(re.compile(r"Percentages rest on [\d,]+ judged queries")).wait_for()
+        page.goto(f"{federation.url}/#/search?q=parking+garage+opening+hours")
+        best = re.compile(r"No hit here is likely to be right: the best has \d+ %\. No judged")
+        page.get_by_text(best).wait_for()
         page.goto(f"{federation.url}/#/silos?key=isk_0_of_somebody_else")  # who is signed in stays so
         page.locator(".card").first.wait_for()
         assert "key=" not in page.url
 
 
 VIEWS = {
+    "start": ("search", "#basis"),
     "search": (f"search?q={QUESTION.replace(' ', '+')}", ".hit"),
     "silos": ("silos", ".card"),
     "training": ("training", ".card svg"),
     "calibration": ("calibration", ".cards.small svg"),  # of what the silos learned together
+    "admin": ("admin", "section[aria-label=Members] table"),
 }
 
 
@@ -209,7 +244,7 @@ def test_every_view_shows_what_there_is(federation, browser, tmp_path, scheme, w
             page.locator(sign).first.wait_for()
             if view == "search":
                 page.get_by_text("Why this result?").first.click()
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            look_over(page, f"demo {view}", (width,))
             seen = page.locator("main").inner_text()
             assert view != "silos" or all(silo in seen for silo in SILOS)
             assert view != "training" or "Adopted: a linear model" in seen or "Not adopted" in seen

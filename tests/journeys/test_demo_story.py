@@ -58,7 +58,9 @@ def test_the_report_needs_nothing_else(told) -> None:
     page = (folder / "out" / "report.html").read_text(encoding="utf-8")
     assert "one central index" in page
     assert "The deal into silos is ours" in page
+    assert "Beside that index" in page
     assert "http" not in page.replace("http://www.w3.org", "")
+    assert "Pairs across silos" in (folder / "out" / "story.html").read_text(encoding="utf-8")
 
 
 def test_nothing_is_written_elsewhere(told) -> None:

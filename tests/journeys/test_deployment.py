@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -34,6 +33,7 @@ from isthmus.rankers import load_ranker
 from isthmus.tables import Letor, read_letor, read_queries, write_letor
 from isthmus.text import tokenise
 from isthmus_reproduce import synthetic_text
+from loopback_ports import free_base
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SILOS = ("east", "north", "south", "west")
@@ -50,14 +50,6 @@ def rows(name, queries, seed, asked=()):
     grades = np.digitize(features[:, 0] + features[:, 1] + rng.normal(size=len(features)), [1, 2])
     names = [*asked, *(f"{name}{query}" for query in range(queries))]
     return Letor.of([names[row // 8] for row in range(len(features))], features, grades)
-
-
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def happens(what, seconds=STEP):
@@ -79,7 +71,7 @@ class Site:
 
     def __init__(self, folder):
         self.folder = folder
-        (self.port,) = free_ports(1)
+        self.port = free_base()
         self.running = []
 
     def do(self, *command):

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from browsing import opened
-from core_walk import free_base
+from browsing import look_over, opened, press, tab_to
 from isthmus.cli import main
 from isthmus.service.client import Client
 from isthmus.service.security import ApiKeys
+from loopback_ports import free_base
 from office_files import docx, eml, parquet, pptx, xlsx
 
 PATIENCE = 240.0
@@ -183,6 +183,10 @@ def test_a_source_that_fails_ends_indexing_with_status_1(tmp_path):
     assert main(["node", "--config", str(tmp_path / "silo.toml"), "--index-only"]) == 1
 
 
+def has_focus(place):
+    return place.evaluate("each => each === document.activeElement")
+
+
 def test_the_page_opens_asks_and_answers(federation, browser):
     """Ben asks on the page, the administrator allows, Ben opens once; Ada opens at once."""
     folder, url = federation
@@ -193,9 +197,12 @@ def test_the_page_opens_asks_and_answers(federation, browser):
 
         @contextmanager
         def signed_in(key):
-            with opened(browser, url, patience=60) as page:
-                page.get_by_label("API key").fill((folder / key).read_text().strip())
-                page.get_by_role("button", name="Sign in").click()
+            narrow = {"viewport": {"width": 390, "height": 850}}
+            with opened(browser, url, patience=60, **narrow) as page:
+                page.get_by_label("API key").wait_for()
+                tab_to(page, "key")
+                page.keyboard.type((folder / key).read_text().strip())
+                page.keyboard.press("Enter")
                 page.get_by_label("Search all silos").wait_for()
                 yield page
 
@@ -208,17 +215,27 @@ def test_the_page_opens_asks_and_answers(federation, browser):
             asked = hit(page)
             link = asked.get_by_role("link", name="at wiki.example.org")
             assert link.get_attribute("href") == "https://wiki.example.org/report.docx"
-            asked.get_by_role("button", name="ask the owner").click()
-            asked.get_by_label("Why you want it").first.fill("our audit <b>")
-            asked.get_by_role("button", name="Ask", exact=True).click()
+            press(page, "ask the owner: Quarterly layoffs")
+            assert has_focus(asked.get_by_label("Why you want it").last)
+            page.keyboard.press("Escape")
+            assert asked.locator("form").count() == 0
+            assert has_focus(asked.get_by_role("button", name="ask the owner"))
+            page.keyboard.press("Enter")
+            page.keyboard.type("our audit <b>")
+            look_over(page, "asking an owner")
+            asked.get_by_role("button", name="Ask", exact=True).press("Enter")
             asked.get_by_text("Asked.").wait_for()
+            assert has_focus(asked.get_by_text("Asked."))
         with signed_in("broker/admin.key") as page:
             page.get_by_role("link", name="Requests").click()
             waiting = page.locator(".request", has_text="our audit <b>")
             waiting.get_by_text("ben", exact=True).wait_for()
-            waiting.get_by_label("A word to the asker").fill("until friday")
-            waiting.get_by_role("button", name="allow once").click()
+            tab_to(page, "A word to the asker")
+            page.keyboard.type("until friday")
+            look_over(page, "requests, one waiting")
+            press(page, "allow once")
             page.get_by_text("Nothing waits.").wait_for()
+            page.wait_for_function("() => document.activeElement.id === 'to-answer'")
             page.get_by_role("link", name="Silos").click()
             page.get_by_text("1 document of its sources could not be read").wait_for()
             page.get_by_text("Which", exact=True).click()
@@ -226,9 +243,14 @@ def test_the_page_opens_asks_and_answers(federation, browser):
         with signed_in("ben.key") as page:
             page.get_by_role("link", name="Requests").click()
             own = page.locator(".request", has_text="until friday")
-            own.get_by_role("button", name="open once").click()
+            press(page, "open once")
             own.get_by_text(SECRET).wait_for()
+            look_over(page, "requests, one answered")
         with signed_in("ada.key") as page:
             document = hit(page)
-            document.get_by_role("button", name="open: Quarterly layoffs").click()
+            press(page, "open: Quarterly layoffs")
             document.locator("article").get_by_text(SECRET).wait_for()
+            look_over(page, "a document opened")
+            page.keyboard.press("Escape")
+            assert document.locator("article").count() == 0
+            assert has_focus(document.get_by_role("button", name="open: Quarterly layoffs"))

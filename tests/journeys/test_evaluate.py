@@ -44,12 +44,16 @@ def test_a_process_of_its_own_prints_the_same(folder: Path) -> None:
 
 def test_json_has_the_promised_form(folder: Path) -> None:
     out, _ = isthmus(folder, "evaluate", "qrels", "good.run", "bad.run", "-m", "MRR@10", "P@1", "--json")
-    assert json.loads(out) == [
+    rows = json.loads(out)
+    more = [{name: row.pop(name) for name in ("low", "high", "better_than")} for row in rows]
+    assert rows == [
         {"run": "good.run", "measure": "MRR@10", "value": 1.0, "queries": 2},
         {"run": "good.run", "measure": "P@1", "value": 1.0, "queries": 2},
         {"run": "bad.run", "measure": "MRR@10", "value": 0.25, "queries": 2},
         {"run": "bad.run", "measure": "P@1", "value": 0.0, "queries": 2},
     ]
+    assert more[0] == {"low": 1.0, "high": 1.0, "better_than": []}
+    assert (more[2]["low"], more[2]["high"]) == (0.0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +61,8 @@ def test_json_has_the_promised_form(folder: Path) -> None:
 )
 def test_queries_that_one_side_lacks_are_told(folder: Path, form: list[str]) -> None:
     (folder / "tied.run").write_text("q1 Q0 a 1 9 x\nq1 Q0 b 2 9 x\nq2 Q0 a 1 1 x\nq2 Q0 b 2 0 x\n")
-    _, err = isthmus(folder, "evaluate", "qrels", "good.run", "bad.run", "tied.run", "-m", "P@1", *form)
+    out, err = isthmus(folder, "evaluate", "qrels", "good.run", "bad.run", "tied.run", "-m", "P@1", *form)
+    assert "judged queries is not" not in out, "said once"
     assert err.splitlines() == [
         "bad.run: 1 of 2 judged queries is not in the run.",
         "bad.run: 1 query has no judgements and does not count.",
@@ -102,7 +107,7 @@ def test_propensities_from_training_judgements(folder: Path) -> None:
     runs = {name: read_run(folder / name) for name in ("good.run", "bad.run")}
     propensity = Propensity.of_qrels(read_qrels(folder / "train"))
     report = compare(read_qrels(folder / "qrels"), runs, asked[5:], propensity=propensity)
-    assert json.loads(out) == [row for one in report.evaluations for row in one.rows()]
+    assert json.loads(out) == report.rows()
     assert "psP@1" in isthmus(folder, *asked, "--propensity", "train")[0]
     _, err = isthmus(folder, *asked, status=1)
     assert "--propensity TRAIN_QRELS" in err

@@ -13,10 +13,10 @@ from itertools import combinations
 
 import pytest
 
-from core_walk import free_base
 from isthmus.service import create_federation, run_federation
 from isthmus.service.local import _started
 from learning_silos import TOPICS, texts
+from loopback_ports import free_base
 
 NAMES = ("north", "south", "west")
 WORDS = " ".join(TOPICS).split()

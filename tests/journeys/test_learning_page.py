@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from browsing import focused, look_over, press
 from isthmus.cli import main
 from isthmus.service.client import Client
 from isthmus.service.judgement_files import write_judgements
@@ -81,11 +82,11 @@ def training_of(page, federation):
 
 
 def learn(page, federation):
-    """Press the button, and wait for the version that comes of it."""
+    """Press the button by keyboard, and wait for the version that comes of it."""
     button = training_of(page, federation)
     versions = page.locator("section[aria-label^=Version]")
     before = versions.evaluate_all("all => all.map((each) => each.ariaLabel)")
-    button.click()
+    press(page, "Learn now")
 
     def name():
         latest = versions.evaluate_all("all => all.map((each) => each.ariaLabel)")
@@ -127,7 +128,7 @@ def test_import_judge_learn_see_the_version_and_roll_back(federation, browser, t
         first = version.get_attribute("aria-label")
         other = learn(page, federation)
         other.get_by_text("in use").wait_for()
-        page.locator(f"section[aria-label='{first}']").get_by_role("button", name="Use this one").click()
+        press(page, "Use this one")
         page.locator(f"section[aria-label='{first}']").get_by_text("in use").wait_for()
         other.get_by_role("button", name="Use this one").wait_for()
         assert page.get_by_text("in use").count() == 1
@@ -149,14 +150,21 @@ def test_probabilities_a_threshold_and_the_silo_without_the_model(federation, br
         hits = searched(page, "tide wave")
         page.locator(".chance .number").first.wait_for()
         assert page.locator(".chance .number").count() == hits.count(), "of the silo without the model too"
-        slider = page.get_by_label("Only hits that are likely right")
+        slider = page.get_by_label("Only hits at least this likely")
         assert slider.is_enabled()
         assert page.locator("#no-probabilities").inner_text() == ""
         remark = page.locator(".status .warn", has_text=UNLEARNED).inner_text()
         assert "current model" in remark
         assert page.get_by_text("No judged query is like this one").count() == 0
+        assert page.get_by_text("with fewer they can be too high").count() == 0
         searched(page, "north3 south7 west9")
         page.get_by_text("No judged query is like this one").wait_for()
+        best = max(float(text.strip("<> %")) for text in page.locator(".chance .number").all_inner_texts())
+        assert best >= 50
+        assert page.get_by_text("No hit here is likely").count() == 0
+        page.goto(f"http://127.0.0.1:{federation.port}/#/search?q=-north3")  # by date, without percentages
+        page.locator(".status", has_text="ranked by date").wait_for()
+        assert page.get_by_text("No judged query is like this one").count() == 0
         page.goto(f"http://127.0.0.1:{federation.port}/#/search?q=tide+wave")
         page.locator(".hit", has_text="tide").first.wait_for()
         slider.focus()
@@ -164,6 +172,17 @@ def test_probabilities_a_threshold_and_the_silo_without_the_model(federation, br
             page.keyboard.press("ArrowRight")
         page.locator(".status", has_text="left out").wait_for()
         assert "above=0.95" in page.url
+        look_over(page, "nothing above the threshold")
+        press(page, "Show all hits")
+        page.locator(".hit", has_text="tide").first.wait_for()
+        assert "above" not in page.url
+        assert slider.input_value() == "0"
+        page.go_back()
+        page.wait_for_function("() => location.hash.includes('above=0.95')")
+        page.go_back()  # all steps of the slider are one
+        page.wait_for_function("() => !location.hash.includes('above')")
+        page.goto(f"http://127.0.0.1:{federation.port}/#/search?q=tide+wave+silo:north")
+        page.get_by_text("with fewer they can be too high").wait_for()
         page.goto(f"http://127.0.0.1:{federation.port}/#/silos")
         page.locator(f"section[aria-label={UNLEARNED}]", has_text="current model").wait_for()
         page.goto(f"http://127.0.0.1:{federation.port}/#/training")
@@ -176,8 +195,31 @@ def test_who_may_only_search_sees_runs_and_no_buttons(federation, browser):
         page.goto(f"http://127.0.0.1:{federation.port}/#/training")
         page.locator("section[aria-label^=Version]").first.wait_for()
         assert page.locator("main").get_by_role("button").count() == 0
+        assert page.get_by_role("link", name="Admin").count() == 0
     with Client(f"http://127.0.0.1:{federation.port}", key=token) as reader:
         assert reader.learning().versions
+
+
+def test_an_administrator_revokes_a_key_and_presses_twice(federation, browser):
+    keys = ApiKeys(federation.folder / "broker" / "api-keys.json")
+    number = keys.add("ben", scopes=["search"]).split("_")[1]
+    with page_of(browser, federation) as page:
+        press(page, "Admin")
+        page.get_by_role("button", name=f"Revoke: {number} of ben").wait_for()
+        press(page, f"Revoke: {number} of ben")
+        assert "ben" in {key.name for key in keys.all()}
+        look_over(page, "admin, a key to be revoked")
+        assert focused(page) == f"Revoke, surely: {number} of ben"
+        page.keyboard.press("Enter")
+        page.get_by_text(f"The key {number} of ben is revoked.").wait_for()
+        assert "ben" not in {key.name for key in keys.all()}
+        assert page.get_by_role("button", name=re.compile("of admin")).count() == 0, "one's own stays"
+        table = page.get_by_role("table", name="Silos of this federation")
+        assert UNLEARNED in table.inner_text()
+        press(page, "Sign out", "Shift+Tab")
+        page.get_by_label("API key", exact=True).wait_for()
+        assert page.locator("nav[aria-label=Views] a:visible").count() == 0
+        look_over(page, "sign in")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -191,5 +233,5 @@ def test_the_views_at_every_size(federation, browser, tmp_path, scheme, width):
             if view != "Search":
                 page.get_by_role("link", name=view, exact=True).click()
             page.locator(sign).first.wait_for()
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            look_over(page, f"learned {view.lower()}", (width,))
             page.screenshot(path=folder / f"learned-{view.lower()}-{scheme}-{width}.png")

@@ -156,15 +156,16 @@ def silo(tmp_path: Path) -> Path:
     return path
 
 
-def test_show_tells_what_left_and_what_it_means(silo: Path) -> None:
+def test_show_tells_what_left_and_what_it_means(silo: Path, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     shown = isthmus("ledger", "show", silo, "--audit")
     assert shown.stderr == "every sum is that of its charges\n"
     lines = shown.stdout.splitlines()
     assert lines[0] == "what left: 2 documents, 2 versions, 5 charges"
     assert [line.split()[:3] for line in lines[4:7]] == [
-        ["sketch", "south", "one_shot"],
-        ["sketch", "west", "one_shot"],
-        ["sums", "south", "noise_shares"],
+        ["sketch", "south", "one"],
+        ["sketch", "west", "one"],
+        ["sums", "south", "noise"],
     ]
     assert lines[7].split()[:5] == ["snippets", "broker", "no", "DP", "guarantee"]
     assert "each document's budget is ε = 9; the one that spent most has 0.5 left" in shown.stdout
@@ -190,7 +191,8 @@ def test_show_as_json(silo: Path) -> None:
     assert (one["spent"], one["left"], len(one["charges"])) == (8.0, 1.0, 2)
 
 
-def test_show_for_people(silo: Path) -> None:
+def test_show_for_people(silo: Path, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     assert "north/2" in isthmus("ledger", "show", silo, "--top", 1).stdout
     history = isthmus("ledger", "show", silo, "--document", "north/2").stdout
     assert "document frequencies, refresh 1" in history

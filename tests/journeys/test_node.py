@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,15 +14,14 @@ import pytest
 
 from isthmus.cli import main
 from isthmus.service.limits import message_header
+from loopback_ports import free_base
 
 WORDS = ["tide", "wave", "turbine", "harbour", "lamp", "bridge", "river", "iron", "apple", "pear"]
 
 
 @pytest.fixture
 def config(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_base()
     with open(tmp_path / "corpus.jsonl", "w") as out:
         for at in range(9_000):
             text = " ".join(WORDS[(at * step) % 10] for step in (1, 3, 7)) + f" number{at}"

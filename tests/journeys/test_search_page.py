@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from browsing import opened
+from browsing import look_over, opened
 from searching_silos import OPEN, searching
 
 pytestmark = pytest.mark.timeout(600)
@@ -41,8 +41,11 @@ def asked(page, query):
 
 
 def documents(page):
-    """The documents of hits, without their copies."""
-    return page.locator(".hit .where:not(.also) code").all_inner_texts()
+    """The documents of hits, without their copies; a title that is the document's name stands alone."""
+    return page.locator(".hit").evaluate_all(
+        "all => all.map((each) => (each.querySelector('.where:not(.also) code')"
+        " ?? each.querySelector('h2')).textContent)"
+    )
 
 
 def test_a_search_is_narrowed_widened_paged_and_undone(page):
@@ -82,6 +85,23 @@ def test_a_search_is_narrowed_widened_paged_and_undone(page):
     assert documents(page) == first
 
 
+def test_the_way_back_taken_twice_at_once_leads_to_the_search_before(page):
+    for query in ("tidal", "turbine", "lagoon"):
+        asked(page, query)
+    held = []
+    page.route("**/v1/silos", lambda route: held.append(route))
+    for steps in (1, 2):
+        page.go_back()
+        while len(held) < steps:
+            page.wait_for_timeout(20)
+    assert page.url.endswith("q=tidal"), "the search between them does not take the address back"
+    held[1].continue_()
+    page.wait_for_selector(".search:not(.busy) .status p")
+    assert page.url.endswith("q=tidal")
+    assert page.title() == "tidal · Isthmus"
+    assert page.input_value("#query") == "tidal"
+
+
 def test_another_spelling_is_offered_and_taken_by_a_person_alone(page):
     asked(page, "watr")
     assert "Did you mean water?" in page.inner_text("#suggestion")
@@ -109,4 +129,4 @@ def test_at_390_pixels_facets_stand_below_and_nothing_is_cut_off(browser, silos)
         shown.wait_for_selector(".facets a")
         hits, facets = (shown.locator(each).bounding_box() for each in (".hits", ".facets"))
         assert facets["y"] >= hits["y"] + hits["height"]
-        assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+        look_over(shown, "facets", (390,))

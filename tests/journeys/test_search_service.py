@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import signal
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
+from browsing import look_over
+from command_line import isthmus
 from isthmus.cli import main
 from isthmus.service import certificates
 from isthmus.service.broker import Broker
@@ -46,6 +51,55 @@ def test_it_starts_as_it_is(federation, capsys):
     for name in SILOS:
         assert re.search(rf"{name}\s+Tides", shown)
     assert "3 of 3 silos answered" in shown
+
+
+SNAPSHOTS = Path(__file__).with_name("terminal.txt")
+"""Commands of the docs, each with what a terminal of 80 columns shows: stdout, stderr, and a status but 0;
+`…` where that depends on the machine or the moment.
+
+Written by this test with ISTHMUS_SNAPSHOTS=1. `{ada}` is the number of a key that an earlier line has made.
+"""
+ANYTHING = "…"
+DATA = ("ledger export", "mcp --json")
+"""Whose output is for programs, however wide."""
+VARYING = re.compile(r"isk_[\w-]+|\b(?=\w*\d)[0-9a-f]{4,}\b|[-+]?\d[\d.,:TZ-]*(?!\w)|/\S+")
+"""Keys, numbers of things, figures, moments, paths."""
+
+
+def alike(shown):
+    """What must be the same in two runs: the words; rows of a table may stand by the moment."""
+    return sorted(re.sub(r"[\s─]+", " ", VARYING.sub("#", shown)).split())
+
+
+def typed(line, folder):
+    """What a terminal shows of a command."""
+    keys = {key.name: key.id for key in ApiKeys(folder / "broker" / "api-keys.json").all()}
+    done = isthmus(*shlex.split(line.format(**keys)), folder=folder, check=False)
+    status = f"(status {done.returncode})\n" if done.returncode else ""
+    shown = (done.stdout + done.stderr + status).replace(str(folder), "FOLDER")
+    return "\n".join(row.rstrip() for row in shown.strip("\n").splitlines())
+
+
+def test_the_commands_of_the_docs_show_what_they_did_within_80_columns(federation, monkeypatch):
+    """Those that need a federation; the others run in tests/test_docs.py and in the recipes."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("ISTHMUS_BROKER", f"http://127.0.0.1:{federation.port}")
+    monkeypatch.setenv("ISTHMUS_API_KEY", (federation.folder / "broker" / "admin.key").read_text().strip())
+    shutil.rmtree(federation.folder / "other", ignore_errors=True)  # of a run before
+    screens = []
+    for step in re.split(r"^\$ isthmus ", SNAPSHOTS.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        line, _, before = step.partition("\n")
+        end = time.monotonic() + 60  # a silo of a busy machine may be late
+        while alike(screen := typed(line, federation.folder)) != alike(before):
+            if "ISTHMUS_SNAPSHOTS" in os.environ or before.strip() == ANYTHING:
+                break
+            assert time.monotonic() < end, f"$ isthmus {line}\n{screen}\nnot\n{before}"
+            time.sleep(0.5)
+        wide = [row for row in screen.splitlines() if len(row) > 80]
+        assert not wide or line.startswith(DATA), f"$ isthmus {line}\n{screen}"
+        screens.append(f"$ isthmus {line}\n{ANYTHING if before.strip() == ANYTHING else screen}\n\n")
+    if "ISTHMUS_SNAPSHOTS" in os.environ:
+        SNAPSHOTS.write_text("".join(screens).rstrip() + "\n", encoding="utf-8")
 
 
 def test_silos_come_to_share_their_statistics(federation):
@@ -112,12 +166,12 @@ def calling(federation, party, authority):
 
 def test_a_node_refuses_a_broker_it_does_not_know(federation, tmp_path):
     folder = federation.folder
-    if not (folder / "other").exists():
-        assert main(["keys", "make", str(folder), "--broker", "other"]) == 0
+    if not (folder / "stranger").exists():
+        assert main(["keys", "make", str(folder), "--broker", "stranger"]) == 0
     assert main(["keys", "make", str(tmp_path), "--broker", "broker"]) == 0
-    with calling(federation, "other", folder) as other:
-        assert other.post("/v1/search", json={"query": "tides"}).status_code == 403
-        assert other.get("/v1/statistics").status_code == 403
+    with calling(federation, "stranger", folder) as stranger:
+        assert stranger.post("/v1/search", json={"query": "tides"}).status_code == 403
+        assert stranger.get("/v1/statistics").status_code == 403
     with calling(federation, "broker", tmp_path) as forged, pytest.raises(httpx.TransportError):
         forged.post("/v1/search", json={"query": "tides"})
 
@@ -142,10 +196,12 @@ def test_an_unknown_broker_is_told_so(federation):
     from dataclasses import replace
 
     folder = federation.folder
-    if not (folder / "other").exists():
-        assert main(["keys", "make", str(folder), "--broker", "other"]) == 0
+    if not (folder / "stranger").exists():
+        assert main(["keys", "make", str(folder), "--broker", "stranger"]) == 0
     settings = replace(
-        read_broker(folder / "broker.toml"), tls=certificates.files(folder / "other"), share_statistics=False
+        read_broker(folder / "broker.toml"),
+        tls=certificates.files(folder / "stranger"),
+        share_statistics=False,
     )
 
     async def search():
@@ -189,10 +245,10 @@ def test_the_page_keeps_what_was_asked_in_its_address(federation, browser):
 def test_before_anything_is_learned_there_is_no_probability_and_no_threshold(federation, browser):
     with page_of(browser, federation) as page:
         page.get_by_text("No probabilities yet").wait_for()
-        assert page.get_by_label("Only hits that are likely right").is_disabled()
+        assert page.get_by_label("Only hits at least this likely").is_disabled()
         page.goto(f"http://127.0.0.1:{federation.port}/#/search?q=tidal+power&above=0.95")
         page.locator(".hit").first.wait_for()
-        assert page.get_by_label("Only hits that are likely right").is_disabled()
+        assert page.get_by_label("Only hits at least this likely").is_disabled()
         assert "isthmus judgements import" in page.locator("#no-probabilities").inner_text()
         assert "above" not in page.url, "what nobody can change back is not asked for"
         assert page.locator(".chance").count() == 0
@@ -276,7 +332,7 @@ def test_every_view_at_every_size(federation, browser, tmp_path, scheme, width):
             if view != "Search":
                 page.get_by_role("link", name=view, exact=True).click()
             page.locator(sign).first.wait_for()
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            look_over(page, f"{view.lower()}, nothing judged", (width,))
             unnamed = page.locator("button, input, a, select").evaluate_all(
                 "all => all.filter(e => !(e.innerText || e.ariaLabel || e.labels?.length)).length"
             )

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from browsing import opened
-from core_walk import free_base
 from isthmus.cli import main
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
@@ -18,6 +17,7 @@ from isthmus.service.node import Node
 from isthmus.service.node_api import NodeApi, node_app
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import EncoderSettings, NodeSettings, Policy, Source, read_broker
+from loopback_ports import free_base
 from oidc_provider import running
 from silo_stand_in import Loop
 

@@ -26,7 +26,7 @@ import numpy as np
 from isthmus.arrays import FloatArray
 from isthmus.config import to_toml
 from isthmus.errors import ConfigError, MissingExtra
-from isthmus.evaluation import bootstrap
+from isthmus.evaluation import bootstrap, write_per_query
 from isthmus.report import Estimate, Page, Plot, Progress, Table
 from isthmus.tables import cache_folder, replacing
 from isthmus.workers import hired
@@ -149,14 +149,17 @@ class Notebook:
         results = self.saved(units)
         missing = [unit for unit in units if unit.key not in results]
         began, processes = time.perf_counter(), min(workers or os.cpu_count() or 1, max(len(missing), 1))
-        with Progress(label, len(units), lines=True) as bar:
-            bar.advance(len(results))
-            for key, result in _each(work, missing, workers or os.cpu_count() or 1):
-                self.write(_file(key), json.dumps(result))
-                results[key] = result
-                bar.advance(note=_name(key))
-        if missing:
-            self._remember(label, (time.perf_counter() - began) * processes / len(missing))
+        done = 0
+        try:
+            with Progress(label, len(units), done=len(results), lines=True) as bar:
+                for key, result in _each(work, missing, workers or os.cpu_count() or 1):
+                    self.write(_file(key), json.dumps(result))
+                    results[key] = result
+                    done += 1
+                    bar.advance(note=_name(key))
+        finally:  # the next run can say how long the rest takes
+            if done:
+                self._remember(label, (time.perf_counter() - began) * processes / done)
         return {unit.key: results[unit.key] for unit in units}
 
     def saved(self, units: Sequence[Unit]) -> dict[Key, Any]:
@@ -169,13 +172,22 @@ class Notebook:
         except (OSError, ValueError):
             return None
 
-    def publish(self, cells: Iterable[Cell], page: Page) -> Reproduction:
-        """Write what came out: every cell, and the report for a browser and for a repository."""
+    def publish(
+        self,
+        cells: Iterable[Cell],
+        page: Page,
+        *,
+        rows: Iterable[Mapping[str, Any]] = (),
+        values: str | os.PathLike[str] | None = None,
+    ) -> Reproduction:
+        """Write what came out: every cell, the report for a browser and for a repository, and to `values`
+        the rows of every query."""
         every = tuple(cells)
         wrote = (
             page.save(self.folder / "report.html"),
             self.write("report.md", page.markdown(self._picture)),
             self.write("cells.json", json.dumps([cell.record() for cell in every], indent=1)),
+            *(() if values is None else (write_per_query(rows, values),)),
         )
         return Reproduction(every, page, wrote)
 
@@ -204,9 +216,12 @@ class Notebook:
             seconds += missing * times.get(label, 0.0)
             unknown += missing if label not in times else 0
         minutes = seconds / 60 / (workers or os.cpu_count() or 1)
-        about = f"about {minutes:.0f} minutes" if minutes >= 1 else "under a minute"
-        rest = f", and {unknown} of a kind that this machine has not timed yet" if unknown else ""
-        time_left = "nothing left to compute" if kept == total else f"{about} for the rest{rest}"
+        about = f"about {minutes:.0f} minutes for the rest" if minutes >= 1 else "under a minute for the rest"
+        if unknown:
+            known = total - kept - unknown
+            about = f"{about.removesuffix('the rest')}{known} of the others, and " if known else ""
+            about += f"this machine has not timed {unknown} yet: progress says how long once a few are done"
+        time_left = "nothing left to compute" if kept == total else about
         print(f"{self.folder}: {kept} of {total} units are there; {time_left}", file=sys.stderr, flush=True)
 
     def _times(self) -> dict[str, float]:

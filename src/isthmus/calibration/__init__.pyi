@@ -10,7 +10,6 @@ from isthmus.calibration.curves import Temperature as Temperature
 from isthmus.calibration.decisions import Support as Support
 from isthmus.calibration.decisions import ThresholdCurve as ThresholdCurve
 from isthmus.calibration.decisions import abstain as abstain
-from isthmus.calibration.decisions import expected_relevant as expected_relevant
 from isthmus.calibration.decisions import score_histogram as score_histogram
 from isthmus.calibration.decisions import threshold_for as threshold_for
 from isthmus.calibration.decisions import threshold_plot as threshold_plot

@@ -1,4 +1,4 @@
-"""From probabilities to decisions: where to cut, how much to expect, when to return nothing; and figures."""
+"""From probabilities to decisions: where to cut, when to return nothing; and plots of both."""
 
 from __future__ import annotations
 
@@ -154,14 +154,6 @@ def threshold_for(run: Run, qrels: Qrels, *, precision: float = 0.9, relevant: i
     The run's probabilities must not come from these judgements directly; `calibrate` and `fuse` cross-fit.
     """
     return ThresholdCurve.of(*outcomes_of(qrels, run, rel=relevant)).threshold_for(precision)
-
-
-def expected_relevant(run: Run, k: int = 10) -> FloatArray:
-    """How many of the top k are relevant, in expectation: the sum of their probabilities, per query."""
-    probabilities = run.required_probabilities * (run.ranks <= k)
-    return np.asarray(
-        np.bincount(run.query_of_row, weights=probabilities, minlength=len(run)), dtype=np.float64
-    )
 
 
 def abstain(run: Run, threshold: float) -> Run:

@@ -26,7 +26,7 @@ _RECORDS: dict[str, type[Forest | Choice]] = {"Forest": Forest, "Choice": Choice
 
 
 class SavedCalibrator(Bundle):
-    """A calibrator's file."""
+    """The file format of a calibrator."""
 
     noun = "calibrator"
 
@@ -55,7 +55,7 @@ def pack(calibrator: Calibrator) -> tuple[dict[str, Any], Arrays]:
 
 
 def unpack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Calibrator:
-    """The inverse of `pack`."""
+    """The calibrator that `pack` took apart; DataError for a kind that this release does not know."""
     if header["kind"] not in KINDS:
         raise DataError(f"unknown calibrator {header['kind']!r}", cure="use the Isthmus that wrote it")
     parameters = {

@@ -31,7 +31,7 @@ BIAS_PENALTY = 1.0
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The fitted choice model."""
+    """A fitted softmax: a weight per feature, an intercept, and a bias per item."""
 
     weights: FloatArray
     intercept: float

@@ -244,7 +244,7 @@ class ClassificationReport:
     curve: ThresholdCurve
 
     def table(self) -> Table:
-        """A line per label."""
+        """A table with a row per label."""
         return Table.of(self.by_label, title="By label", digits=3)
 
     def confusions(self, most: int = 10) -> list[dict[str, Any]]:
@@ -267,7 +267,7 @@ class ClassificationReport:
         return {"threshold": threshold, **asdict(support), "abstained": 1.0 - answered}
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields, ready for JSON."""
         matrix = {"labels": list(self.names), "counts": self.confusion.tolist()}
         return {"measures": dict(self.measures), "labels": list(self.by_label), "confusion": matrix}
 

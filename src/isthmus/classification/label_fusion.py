@@ -75,7 +75,7 @@ class CandidateTable:
         return CandidateTable(self.shape, self.text[rows], self.label[rows], self.scores[:, rows])
 
     def hits(self, labels: Sparse) -> NDArray[np.bool_]:
-        """Which rows are right."""
+        """Whether each row's label is right for its text, of labels as texts × labels."""
         keys = np.repeat(np.arange(labels.shape[0], dtype=np.int64), np.diff(labels.indptr)) * labels.shape[1]
         return np.isin(self.text * self.shape[1] + self.label, keys + labels.indices)
 

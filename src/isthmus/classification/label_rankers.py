@@ -47,21 +47,39 @@ class LabelRanker(Protocol):
 
 
 @dataclass(frozen=True)
-class OneVsRest:
+class _OneView:
+    """A ranker that looks at texts in one way."""
+
+    view: View
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return (self.view,)
+
+    def _linear(
+        self, weights: Any, silent: NDArray[np.bool_], intercepts: FloatArray | float = 0.0
+    ) -> Callable[[Sight], FloatArray]:
+        """Scores x·w + intercept for every label that is not silent; weights are labels × features."""
+
+        def scores(queries: Sight) -> FloatArray:
+            values = np.asarray(queries[self.view] @ weights.T + intercepts, dtype=np.float64)
+            values[:, silent] = np.nan
+            return values
+
+        return scores
+
+
+@dataclass(frozen=True)
+class OneVsRest(_OneView):
     """A linear classifier per label; `loss` is "hinge" (squared) or "log".
 
     `ratio` first weighs every feature by its naive Bayes log-count ratio (Wang and Manning 2012). A label
     without training text is unlisted.
     """
 
-    view: View
     cost: float = 0.5
     loss: Literal["hinge", "log"] = "hinge"
     ratio: bool = False
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        return (self.view,)
 
     def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
         rows = sight[self.view]
@@ -69,13 +87,7 @@ class OneVsRest:
         width, silent = rows.shape[1], np.array([one is None for one in learned])
         weights = np.array([np.zeros(width) if one is None else one[0] for one in learned])
         intercepts = np.array([0.0 if one is None else one[1] for one in learned])
-
-        def scores(queries: Sight) -> FloatArray:
-            values = np.asarray(queries[self.view] @ weights.T + intercepts)
-            values[:, silent] = np.nan
-            return values
-
-        return scores
+        return self._linear(weights, silent, intercepts)
 
     def _one(self, rows: Any, right: NDArray[np.bool_]) -> tuple[FloatArray, float] | None:
         from scipy.sparse import csr_array
@@ -106,19 +118,14 @@ def _log_count_ratio(rows: Any, right: NDArray[np.bool_]) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class NaiveBayes:
+class NaiveBayes(_OneView):
     """Complement naive Bayes: Σ x·w with w = ln P(feature | other labels), divided by its mean over features.
 
     The mean, not the sum: a sum grows with the vocabulary, and scores learned from more texts would be on
     another scale than those that a calibrator has seen.
     """
 
-    view: View
     smoothing: float = 1.0
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        return (self.view,)
 
     def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
         rows, right = sight[self.view], labels.astype(np.float64)
@@ -126,31 +133,19 @@ class NaiveBayes:
         outside = np.asarray(rows.sum(axis=0)).ravel()[None, :] - inside + self.smoothing
         logs = np.log(outside / outside.sum(axis=1, keepdims=True))
         weights = logs / logs.mean(axis=1, keepdims=True)
-        silent = ~labels.any(axis=0)
-
-        def scores(queries: Sight) -> FloatArray:
-            values = np.asarray(queries[self.view] @ weights.T)
-            values[:, silent] = np.nan
-            return values
-
-        return scores
+        return self._linear(weights, np.logical_not(labels.any(axis=0)))
 
 
 @dataclass(frozen=True)
-class TextNeighbours:
+class TextNeighbours(_OneView):
     """Labels of the k most similar training texts: similarities added ("sum") or the largest ("max").
 
     `sharpness` a replaces a cosine c by exp(a·c), which lets near neighbours outweigh many far ones.
     """
 
-    view: View
     k: int = 64
     pool: Literal["sum", "max"] = "sum"
     sharpness: float = 0.0
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        return (self.view,)
 
     def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
         stored = sight[self.view]
@@ -227,37 +222,18 @@ def _pooled(rows: IntArray, values: FloatArray, labels: Labels, pool: str) -> Fl
 
 
 @dataclass(frozen=True)
-class Centroid:
+class Centroid(_OneView):
     """Cosine to the mean of a label's training texts."""
-
-    view: View
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        return (self.view,)
 
     def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
         sums = _dense((sight[self.view].T @ labels.astype(np.float64)).T)
         centres = unit(sums.astype(np.float32))
-        silent = ~labels.any(axis=0)
-
-        def scores(queries: Sight) -> FloatArray:
-            values = np.asarray(queries[self.view] @ centres.T, dtype=np.float64)
-            values[:, silent] = np.nan
-            return values
-
-        return scores
+        return self._linear(centres, np.logical_not(labels.any(axis=0)))
 
 
 @dataclass(frozen=True)
-class LabelText:
+class LabelText(_OneView):
     """Cosine of a text to its label's name and description."""
-
-    view: View
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        return (self.view,)
 
     def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
         named = sight.fitted[self.view](documents.texts)

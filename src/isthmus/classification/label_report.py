@@ -27,11 +27,11 @@ class LabelReport:
     by_band: Sequence[Mapping[str, Any]]
 
     def table(self) -> Table:
-        """A line per band."""
+        """A table with a row per band."""
         return Table.of(self.by_band, title="By training texts of a label", digits=3)
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields, ready for JSON."""
         return {"measures": dict(self.measures), "bands": list(self.by_band)}
 
 

@@ -275,6 +275,6 @@ class FittedLinear:
         return cls(weights, stored["intercepts"], always, stored["rarity"], matcher, match)
 
     def sides(self) -> Sides:
-        """L labels, T terms."""
+        """What must fit together: its arrays and their axes, L labels, T terms."""
         own: Sides = [(self.weights, "LT"), (self.matcher, "TL"), (self.rarity, "T")]
         return [*own, (self.intercepts, "L"), (self.always, "L")]

@@ -100,7 +100,7 @@ class Kept(Protocol):
     """What a stage of fitting leaves on disk."""
 
     def save(self, folder: Path) -> None:
-        """Write it."""
+        """Write the stage's files into a folder."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +172,7 @@ class HeldOutLabels:
         }
 
     def save(self, folder: Path) -> None:
-        """One file."""
+        """Write `held_out.npz`."""
         arrays = sparse_arrays("probabilities", self.probabilities) | sparse_arrays("labels", self.labels)
         write_arrays(folder / "held_out.npz", bands=self.bands, names=np.array(self.names), **arrays)
 
@@ -186,7 +186,7 @@ class HeldOutLabels:
 
 @dataclass(frozen=True, eq=False)
 class _Stored:
-    """Candidates on disk."""
+    """Candidates of a stage, texts × labels, as they are saved."""
 
     matrix: Sparse
 

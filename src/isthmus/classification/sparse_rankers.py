@@ -93,12 +93,12 @@ class Postings:
         return csr_array((values, terms.indices, terms.indptr), shape=terms.shape)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """To be saved."""
+        """The arrays to save, by name."""
         return sparse_arrays("postings", self.weights) | {"rarity": self.rarity}
 
     @classmethod
     def restored(cls, arrays: dict[str, NDArray[Any]]) -> Postings:
-        """From what `arrays` gave."""
+        """The postings that `arrays` named."""
         return cls(sparse_of("postings", arrays), arrays["rarity"])
 
 
@@ -127,7 +127,7 @@ class LabelBm25:
 
 @dataclass(frozen=True, eq=False)
 class FittedLabelBm25:
-    """An index of labels."""
+    """BM25 over the labels' names and descriptions, ready to be searched."""
 
     postings: Postings
 
@@ -136,7 +136,7 @@ class FittedLabelBm25:
         return self.postings.best(texts, k)
 
     def save(self, folder: Path) -> None:
-        """One file."""
+        """Write `labels.npz`."""
         write_arrays(folder / "labels.npz", **self.postings.arrays())
 
     @classmethod
@@ -145,7 +145,7 @@ class FittedLabelBm25:
         return cls(Postings.restored(read_arrays(folder / "labels.npz")))
 
     def sides(self) -> Sides:
-        """T terms, L labels."""
+        """What must fit together: its arrays and their axes, T terms, L labels."""
         return [(self.postings.weights, "TL"), (self.postings.rarity, "T")]
 
 
@@ -205,7 +205,7 @@ class FittedNeighbours:
         return _nearest_vectors(texts.vectors, self.vectors, k)
 
     def save(self, folder: Path) -> None:
-        """Two files."""
+        """Write `labels.npz` and `texts.npz`."""
         arrays = {} if self.postings is None else self.postings.arrays()
         arrays |= {} if self.vectors is None else {"vectors": self.vectors}
         write_arrays(folder / "texts.npz", **arrays)
@@ -327,7 +327,7 @@ class FittedLabelVectors:
         return listed
 
     def save(self, folder: Path) -> None:
-        """One file."""
+        """Write `labels.npz`."""
         arrays: dict[str, NDArray[Any]] = {"vectors": self.vectors, "near": np.array(self.near)}
         if self.texts is not None:
             arrays |= {"texts": self.texts} | sparse_arrays("labels", self.labels)

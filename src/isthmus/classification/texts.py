@@ -17,7 +17,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice, pairwise
 from os import PathLike
@@ -106,15 +106,14 @@ class LabelledTexts:
     def take(self, rows: NDArray[np.bool_]) -> LabelledTexts:
         """Some of the texts, under the same labels."""
         chosen = np.flatnonzero(rows)
-        return LabelledTexts(
-            tuple(self.ids[row] for row in chosen),
-            tuple(self.texts[row] for row in chosen) if self.texts else (),
-            self.labels[chosen],
-            self.names,
-            self.descriptions,
-            None if self.folds is None else self.folds[chosen],
-            tuple(self.splits[row] for row in chosen) if self.splits else (),
-            None if self.features is None else self.features[chosen],
+        return replace(
+            self,
+            ids=tuple(self.ids[row] for row in chosen),
+            texts=tuple(self.texts[row] for row in chosen) if self.texts else (),
+            labels=self.labels[chosen],
+            folds=None if self.folds is None else self.folds[chosen],
+            splits=tuple(self.splits[row] for row in chosen) if self.splits else (),
+            features=None if self.features is None else self.features[chosen],
         )
 
     def split(self, name: str) -> LabelledTexts:
@@ -335,15 +334,10 @@ def _table(
         labels = [str(each).strip() for each in listed if str(each).strip()]
         rows.append((_id(record, number), _text(record, of_text, number, path), labels))
     folds, splits = ([record.get(name) for record in records] for name in ("fold", "split"))
-    table = _labelled(rows, descriptions, path)
-    return LabelledTexts(
-        table.ids,
-        table.texts,
-        table.labels,
-        table.names,
-        table.descriptions,
-        None if any(each in (None, "") for each in folds) else _fold_numbers(folds, path),
-        () if any(each in (None, "") for each in splits) else tuple(map(str, splits)),
+    return replace(
+        _labelled(rows, descriptions, path),
+        folds=None if any(each in (None, "") for each in folds) else _fold_numbers(folds, path),
+        splits=() if any(each in (None, "") for each in splits) else tuple(map(str, splits)),
     )
 
 

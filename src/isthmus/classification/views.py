@@ -49,7 +49,7 @@ class Words:
     marks: bool = False
 
     def options(self) -> dict[str, Any]:
-        """For scikit-learn."""
+        """The arguments of scikit-learn's vectoriser."""
         return {
             "ngram_range": (1, self.longest),
             "stop_words": "english" if self.stop else None,
@@ -69,7 +69,7 @@ class Characters:
     least: int = 2
 
     def options(self) -> dict[str, Any]:
-        """For scikit-learn."""
+        """The arguments of scikit-learn's vectoriser."""
         return {"analyzer": "char_wb", "ngram_range": (self.shortest, self.longest)}
 
     def fit(self, texts: Sequence[str]) -> Callable[[Sequence[str]], Any]:

@@ -79,8 +79,8 @@ def _renew(arguments: argparse.Namespace) -> None:
             renewed.append({"name": name, "folder": str(tls.certificate.parent), "ends": ends})
     show(arguments, renewed, "\n".join(f"{each['name']}  until {each['ends']}" for each in renewed))
     if renewed:
-        say("servers of these folders use them for new connections within a second; elsewhere, copy tls.key,")
-        say("then tls.crt; the old ones hold until they end: isthmus keys revoke DIR NAME --keep-newest")
+        say("servers of these folders use them for new connections; elsewhere copy tls.key, then tls.crt")
+        say("the old ones hold until they end: isthmus keys revoke DIR NAME --keep-newest")
     else:
         say("no certificate ends within that time")
 
@@ -98,9 +98,9 @@ def _revoke_certificates(arguments: argparse.Namespace) -> None:
     path = authority.folder / "authority" / "ca.crl"
     record = {"name": arguments.name, "serials": [f"{serial:x}" for serial in serials], "list": str(path)}
     show(arguments, record, "\n".join(f"{arguments.name}  {serial:x}" for serial in serials))
-    say(f"{several(len(serials), 'certificate')} of {arguments.name} revoked; the list is {path}, and beside")
-    say("ca.crt in every folder here: copy it there on other machines. Servers and the broker heed it")
-    say("within a second, and close the connections that are open")
+    say(f"{several(len(serials), 'certificate')} of {arguments.name} revoked; the list is {path}")
+    say("it is beside ca.crt in every folder here: copy it there on other machines")
+    say("servers and the broker heed it within a second, and close the connections that are open")
 
 
 def _authority(folder: str) -> Authority:
@@ -171,10 +171,13 @@ def _add(arguments: argparse.Namespace) -> None:
 
     days = None if arguments.forever else arguments.days
     scopes, groups = _names(arguments.scopes), arguments.groups
+    is_new = not Path(arguments.file).exists()
     token = ApiKeys(arguments.file).add(arguments.name, scopes=scopes, days=days, groups=groups)
     show(arguments, {"id": token.split("_")[1], "key": token}, token)
     ends = "until it is revoked" if days is None else f"for {days:g} days"
     say(f"this key is shown once and stored hashed; it holds {ends}")
+    if is_new:
+        say(f"{arguments.file} is a new file: a broker knows the key if its settings name it under keys")
 
 
 def _list(arguments: argparse.Namespace) -> None:
@@ -191,7 +194,10 @@ def _list(arguments: argparse.Namespace) -> None:
         (key.id, key.name, list(key.scopes), _day(key.created), _day(key.expires), list(key.groups))
         for key in keys
     ]
-    lines = [(*row[:2], " ".join(row[2]), row[3], row[4] or "never", ", ".join(row[5])) for row in rows]
+    lines = [
+        (*row[:2], " ".join(row[2]), (row[3] or "")[:10], (row[4] or "never")[:10], ", ".join(row[5]))
+        for row in rows
+    ]
     width = len(columns) if any(row[5] for row in rows) else -1
     table = Table(columns[:width], tuple(line[:width] for line in lines))
     show(arguments, [dict(zip(columns, row, strict=True)) for row in rows], table)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.cli.command import Command, add, add_json, fitted, output, print_json, say, show, whole
-from isthmus.errors import ConfigError, DataError, several
+from isthmus.errors import ConfigError, DataError, plain, several
 
 if TYPE_CHECKING:
     from isthmus.service import AuditKey, AuditSettings
@@ -296,8 +296,7 @@ def syslog(entry: Mapping[str, Any], host: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    plain = "".join(letter if letter.isprintable() else " " for letter in text)
-    return plain.replace("\\", "\\\\").replace('"', '\\"').replace("]", "\\]")
+    return plain(text).replace("\\", "\\\\").replace('"', '\\"').replace("]", "\\]")
 
 
 def _seen_arguments(parser: argparse.ArgumentParser) -> None:
@@ -317,7 +316,7 @@ def _seen(arguments: argparse.Namespace) -> None:
     if not rows and not arguments.json:
         say("nobody has seen anything yet")
         return
-    show(arguments, rows, "" if not rows else fitted(Table.of(rows)))
+    show(arguments, rows, "" if not rows else Table.of(rows))
 
 
 def _pseudonym_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import sys
@@ -21,7 +22,7 @@ from isthmus.cli.command import (
     say,
     whole,
 )
-from isthmus.errors import ConfigError, several
+from isthmus.errors import ConfigError, plain, several
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from isthmus.service import Answer, Client, Evidence, Hit, SiloCount
 
 URL_VARIABLE = "ISTHMUS_BROKER"
-BAR = 10
+BAR, SURE = 10, 0.5
 LANGUAGE = (
     'what to look for: words, "a phrase", -word, begin*, silo:NAME, type:pdf, after:2019, before:2024-06-30'
 )
@@ -63,19 +64,18 @@ def _broker_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "{url, silos} once it serves")
 
 
-def _broker(arguments: argparse.Namespace) -> None:
-    from isthmus.service import begin, read_broker, run_broker
+def _broker(arguments: argparse.Namespace) -> int:
+    from isthmus.service import begin, read_broker, run_broker, status_of
 
     settings = read_broker(arguments.config, arguments.changes)
     begin(arguments.config, settings, quiet=arguments.quiet, until_eof=arguments.until_eof)
 
     def started(url: str) -> None:
-        say(f"isthmus: broker of {', '.join(settings.silos)} at {url}")
         if arguments.json:
             print_json({"url": url, "silos": list(settings.silos)})
             sys.stdout.flush()  # whoever reads it waits for this line
 
-    run_broker(settings, started=started)
+    return status_of(lambda: run_broker(settings, started=started))
 
 
 def _search_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,9 +112,7 @@ def _search(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{arguments.k:,} hits at once", key="-k", expected=f"at most {MOST_HITS}")
     if (arguments.page - 1) * arguments.k >= MOST_HITS:
         last = (MOST_HITS - 1) // arguments.k + 1
-        raise ConfigError(
-            f"pages end with the first {MOST_HITS} hits", key="--page", expected=f"at most {last}"
-        )
+        raise ConfigError(f"pages end at {MOST_HITS} hits", key="--page", expected=f"at most {last}")
     url = arguments.broker or os.environ.get(URL_VARIABLE) or DEFAULT_URL
     with Client(
         url, key=Path(arguments.key) if arguments.key else None, authority=arguments.authority
@@ -138,7 +136,7 @@ def _search(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(answer.model_dump())
     else:
-        show(answer, page=arguments.page, facets=arguments.facets)
+        show(answer, page=arguments.page, facets=arguments.facets, some=silos is not None)
     return 0 if any(silo.status == "answered" for silo in answer.silos) else 1
 
 
@@ -170,26 +168,35 @@ def _count_line(silo: SiloCount, threshold: float) -> str:
     return f"{answer.count:>6,} ({answer.low:,} to {answer.high:,}) {what}; {cost}"
 
 
-def show(answer: Answer, *, page: int = 1, facets: bool = False) -> None:
-    """The answer for a person."""
+def show(answer: Answer, *, page: int = 1, facets: bool = False, some: bool = False) -> None:
+    """The answer for a person; `some` where not all silos were to be asked."""
     from rich.console import Console
 
     width = shutil.get_terminal_size((100, 24)).columns
     console = Console(file=sys.stdout, width=width, highlight=False)
-    for line in understood_lines(answer):
-        console.print(f"  {line}", markup=False)
-    if answer.hits:
-        console.print(_table(answer))
-    console.print(summary_of(answer))
-    for line in further_lines(answer, page, facets=facets):
-        console.print(f"  {line}", markup=False)
-    for silo in answer.silos:
-        if silo.detail:
-            console.print(f"  {plain(silo.silo)}: {silo.status}, {plain(silo.detail)}", markup=False)
-    if answer.hits and answer.unlike:
-        console.print("  no judged query is like this one: probabilities stand near the share of right hits")
-    elif answer.hits and all(hit.probability is None for hit in answer.hits):
-        console.print("  no probabilities: judge hits or import judgements, then run isthmus learn")
+    scorers = {silo.scorer for silo in answer.silos if silo.scorer}
+    with console.capture() as text:  # printed by us, since it ends the program where a pipe is closed
+        for line in understood_lines(answer):
+            console.print(f"  {line}", markup=False)
+        if answer.hits:
+            console.print(_table(answer))
+        console.print(summary_of(answer))
+        for line in further_lines(answer, page, facets=facets):
+            console.print(f"  {line}", markup=False)
+        for silo in answer.silos:
+            if silo.detail:
+                console.print(f"  {plain(silo.silo)}: {silo.status}, {plain(silo.detail)}", markup=False)
+        rated = [hit.probability for hit in answer.hits if hit.probability is not None]
+        if rated and max(rated) < SURE and page == 1:
+            console.print(f"  nothing here is {SURE:.0%} likely: the best hit has {max(rated):.2f}")
+        if answer.hits and answer.unlike:
+            console.print("  no judged query is like this one: probabilities are rough, high ones lowered")
+        parts = answer.understood.parts if answer.understood else []
+        if rated and (some or any(part.kind in ("silo", "other_silo") for part in parts)):
+            console.print("  probabilities were learned from all silos: with fewer they can be too high")
+        if answer.hits and not answer.unlike and scorers != {"date"} and not rated:
+            console.print("  no probabilities: judge hits or import judgements, then run isthmus learn")
+    print(text.get(), end="")
 
 
 def understood_lines(answer: Answer) -> list[str]:
@@ -264,10 +271,10 @@ def _table(answer: Answer) -> Any:
             cell.append(f"\n{plain(silo)}/{plain(document)}", style="not bold bright_black")
             if link:
                 cell.append(f"\n{plain(link)}", style="not bold blue")
-        for evidence in hit.explanation or ():
-            cell.append("\n" + _why(evidence), style="not bold cyan")
+        for line in _why(hit):
+            cell.append("\n" + line, style="not bold cyan")
         silos = [hit.silo, *(copy.silo for copy in hit.also)]
-        bar = Text(hit.date or "no date") if hit.silo in by_date else _bar(hit)
+        bar = Text(plain(hit.date) or "no date") if hit.silo in by_date else _bar(hit)
         table.add_row(bar, Text("\n".join(map(plain, silos))), cell)
     return table
 
@@ -280,25 +287,33 @@ def _bar(hit: Hit) -> Text:
     full = round(hit.probability * BAR)
     bar = Text(f"{hit.probability:4.2f} ")
     bar.append("━" * full, style="green" if hit.probability >= 0.5 else "yellow")
-    return bar.append("━" * (BAR - full), style="bright_black")
+    return bar.append("·" * (BAR - full), style="bright_black")  # told apart without colours, too
 
 
-def _why(evidence: Evidence) -> str:
-    def number(value: float | None) -> str:
-        return "–" if value is None else f"{value:.3g}"
-
-    if evidence.probability is None:
-        return f"{plain(evidence.retriever)}: raw {number(evidence.raw)} adds {evidence.contribution:+.3g}"
-    return (
-        f"{plain(evidence.retriever)}: raw {number(evidence.raw)}"
-        f" → probability {number(evidence.probability)} × weight {number(evidence.weight)}"
-        f" = {evidence.contribution:+.3g}"
-    )
+def _why(hit: Hit) -> list[str]:
+    """Every part of a hit's explanation, and what they add up to."""
+    parts = hit.explanation or []
+    if not parts:
+        return []
+    total = sum(part.contribution for part in parts)
+    sure = "" if hit.probability is None else f", which is the probability {hit.probability:.3f}"
+    unit = "score" if hit.probability is None else "log-odds"
+    return [*map(_part, parts), f"together: {unit} {total:+.2f}{sure}"]
 
 
-def plain(text: str) -> str:
-    """Text from elsewhere without anything that a terminal would obey."""
-    return "".join(sign if sign.isprintable() else " " for sign in text)
+def _part(part: Evidence) -> str:
+    """`bm25: raw 7.1, probability 0.8, logit 1.39 × weight 0.5 = +0.69`; only what there is."""
+    raw = "" if part.raw is None else f" raw {part.raw:.3g},"
+    times = ""
+    if part.weight and part.probability is not None:
+        p = min(max(part.probability, 1e-15), 1 - 1e-15)
+        logit = math.log(p) - math.log1p(-p)
+        rest = part.contribution - logit * part.weight
+        more = f" {rest:+.2f}" if abs(rest) >= 0.005 else ""  # of a document that it did not return
+        times = f" probability {part.probability:.3g}, logit {logit:.2f} × weight {part.weight:.2f}{more} ="
+    elif part.weight:
+        times = f" {part.contribution / part.weight:.2f} × weight {part.weight:.2f} ="
+    return f"{plain(part.retriever)}:{raw}{times} {part.contribution:+.2f}"
 
 
 def _new_arguments(parser: argparse.ArgumentParser) -> None:
@@ -316,7 +331,7 @@ def _new(arguments: argparse.Namespace) -> None:
     silos = [name.strip() for name in arguments.silos.split(",") if name.strip()]
     wrote = create_federation(Path(arguments.folder), silos, port=arguments.port)
     facts = {"silos": ", ".join(silos), "broker": f"http://127.0.0.1:{arguments.port}"}
-    close(arguments, "a federation that starts as it is", list(map(str, wrote)), wrote, facts)
+    close(arguments, "a federation, ready to start", list(map(str, wrote)), wrote, facts)
 
 
 COMMANDS = (

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from isthmus.cli.broker import plain
 from isthmus.cli.command import Command, add, add_json, print_json, probability, say, whole
-from isthmus.errors import ConfigError, DataError, ServiceError, several
+from isthmus.errors import ConfigError, DataError, ServiceError, plain, several
 
 if TYPE_CHECKING:
     from isthmus.service import EndpointReport, JudgedAnswers, SearchEndpoint

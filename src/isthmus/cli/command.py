@@ -5,25 +5,46 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from isthmus.errors import ConfigError, plain
+
 if TYPE_CHECKING:
-    from isthmus.report import Table
+    from isthmus.report import Table, Tracker
 
 EXAMPLE = "example:"
+_STEERING = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""What a terminal may obey of the signs that JSON does not escape."""
 
 
 class _Help(argparse.HelpFormatter):
-    """Descriptions are filled to the terminal's width; examples stay as they are, to be pasted."""
+    """Descriptions are filled to the terminal's width; examples go on after a backslash, to be pasted."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if text.startswith(EXAMPLE) else super()._fill_text(text, width, indent)
+        if not text.startswith(EXAMPLE):
+            return super()._fill_text(text, width, indent)
+        return "\n".join(_continued(line, width) for line in text.splitlines())
+
+
+def _continued(line: str, width: int) -> str:
+    """A command in lines of at most this width, as a shell reads them; quoted words stay whole."""
+    lines = [""]
+    for word in re.findall(r"\s*(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+", line):
+        if len(lines[-1]) + len(word) > width - 2 and lines[-1].strip():
+            lines[-1] += " \\"
+            lines.append("      " + word.strip())
+        else:
+            lines[-1] += word
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -91,6 +112,23 @@ def add_per_query(parser: argparse.ArgumentParser) -> None:
     add(parser, "--per-query FILE", about, type=to_write)
 
 
+def add_trackers(parser: argparse.ArgumentParser) -> None:
+    """Where measures go while a command works."""
+    add(parser, "--tensorboard DIR", "also write event files for TensorBoard, in a folder a run below DIR")
+    about = "also keep a run in MLflow, where MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say"
+    add(parser, "--mlflow", about)
+
+
+def trackers_of(arguments: argparse.Namespace) -> list[Tracker]:
+    """The trackers of the options that `add_trackers` adds."""
+    from isthmus.report import MLflow, TensorBoard
+
+    if arguments.tensorboard and Path(arguments.tensorboard).is_file():
+        raise ConfigError(f"{arguments.tensorboard} is a file", key="--tensorboard", expected="a folder")
+    trackers: list[Tracker] = [TensorBoard(arguments.tensorboard)] if arguments.tensorboard else []
+    return [*trackers, MLflow()] if arguments.mlflow else trackers
+
+
 def add_settings(parser: argparse.ArgumentParser, about: str, *, example: str, required: bool) -> None:
     """A TOML file, and changes to it on the command line."""
     add(parser, "--config FILE", about, required=required)
@@ -105,7 +143,8 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
 
 def print_json(value: object) -> None:
     """Data for a program, on stdout. NaN has no JSON form and becomes null."""
-    print(json.dumps(finite(value), indent=2, ensure_ascii=False))
+    text = json.dumps(finite(value), indent=2, ensure_ascii=False)
+    print(_STEERING.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text))
 
 
 def close(
@@ -115,7 +154,7 @@ def close(
     wrote: Sequence[object] = (),
     facts: Mapping[str, object] | None = None,
 ) -> None:
-    """The end of a command: with --json its result, and in any case a summary.
+    """The end of a command: with --json its result, and a summary for who has not seen that.
 
     Without facts to show, those are the result's own but for the first, the file.
     """
@@ -126,41 +165,25 @@ def close(
     if facts is None:
         facts = {name: value if isinstance(value, str) else f"{value:,}" for name, value in result.items()}
         facts.pop(next(iter(facts)))
-    summary(title, facts, wrote=[str(path) for path in wrote if path])
+    if not (options.json and sys.stdout.isatty()):  # which has shown it all
+        summary(title, facts, wrote=[str(path) for path in wrote if path])
 
 
-def show(options: argparse.Namespace, result: object, text: object) -> None:
-    """The output of a command: with --json its result, else the text for a person."""
-    print_json(result) if options.json else print(text)
+def show(options: argparse.Namespace, result: object, text: str | Table) -> None:
+    """The output of a command: with --json its result, else the text or table for a person."""
+    print_json(result) if options.json else print(text if isinstance(text, str) else fitted(text))
 
 
-def folded(text: str) -> str:
+def folded(text: str, hang: int = 0) -> str:
     """Lines for a person, each folded to the terminal's width; what goes on is indented."""
-    wrapper = textwrap.TextWrapper(_width(), subsequent_indent="  ", break_on_hyphens=False)
-    return "\n".join("\n".join(wrapper.wrap(line)) for line in text.split("\n"))
+    fold = partial(textwrap.wrap, width=_width(), break_on_hyphens=False, break_long_words=False)
+    lines = [(line, " " * (hang or len(line) - len(line.lstrip()) + 2)) for line in text.split("\n")]
+    return "\n".join("\n".join(fold(line, subsequent_indent=indent)) for line, indent in lines)
 
 
 def fitted(table: Table) -> str:
-    """A table for a person; the cells of one that is wider than the terminal are folded."""
-    text, width = str(table), _width()
-    if max(map(len, text.splitlines())) <= width:
-        return text
-    from io import StringIO
-
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as FoldedTable
-    from rich.text import Text
-
-    folding = FoldedTable(box=box.SIMPLE_HEAD, pad_edge=False, title=table.title or None)
-    numeric = [all(not isinstance(row[at], str) for row in table.rows) for at in range(len(table.header))]
-    for name, is_numeric in zip(table.header, numeric, strict=True):
-        folding.add_column(Text(name), justify="right" if is_numeric else "left", overflow="fold")
-    for row in table.rows:
-        folding.add_row(*(Text(table.plain(cell)) for cell in row))
-    stream = StringIO()
-    Console(file=stream, width=width, highlight=False, color_system=None).print(folding)
-    return "\n".join(line.rstrip() for line in stream.getvalue().strip("\n").splitlines())
+    """A table for a person: cells are folded to the terminal's width, the best are bold where it is one."""
+    return table.text(bold=sys.stdout.isatty() and not os.environ.get("NO_COLOR"), width=_width())
 
 
 def _width() -> int:
@@ -168,8 +191,15 @@ def _width() -> int:
 
 
 def say(text: str) -> None:
-    """Talk for a person, on stderr."""
-    print(text, file=sys.stderr)
+    """Talk for a person, on stderr; folded where that is a terminal, or its width is given."""
+    text = "\n".join(map(plain, text.split("\n")))
+    fits = sys.stderr.isatty() or "COLUMNS" in os.environ
+    print(folded(text) if fits else text, file=sys.stderr)
+
+
+def say_command(command: str) -> None:
+    """A command to paste, on stderr; where it is folded it goes on after a backslash."""
+    print(_continued(plain(command), _width()), file=sys.stderr)
 
 
 def whole(low: int) -> Callable[[str], int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, print_json, say, whole
+from isthmus.cli.command import Command, add, add_json, fitted, folded, print_json, say, whole
 
 if TYPE_CHECKING:
+    from isthmus.evaluation import Evaluation
     from isthmus.federation.semisupervised import CrossTables, Way
     from isthmus.tables import Corpus
 
@@ -109,6 +111,7 @@ def _print_sound(arguments: argparse.Namespace, corpus: Corpus, streams: Any) ->
     from dataclasses import replace
 
     from isthmus.federation.semisupervised import (
+        ANCHORED,
         PLAIN,
         AnsweringSilos,
         CrossSilos,
@@ -143,11 +146,17 @@ def _print_sound(arguments: argparse.Namespace, corpus: Corpus, streams: Any) ->
     )
     plain = replace(PLAIN, model=arguments.model)
     ways = Ways(tables, seed=arguments.seed, labels=arguments.labels, plain=plain)
-    records = list(_measured(tables, ways.rankers()))
+    evaluations = _evaluated(tables, ways.rankers())
+    records = [
+        {"row": row, "part": part, "measure": measure, "value": value, "queries": _queries(each)}
+        for (row, part), each in evaluations.items()
+        for measure, value in ((name, float(each[name])) for name in MEASURES)
+    ]
     if arguments.json:
         print_json(records)
     else:
         print(_table(records, "Test queries, ranked over the documents of all silos"))
+        print(folded(_verdict(evaluations["BM25", "all"], ANCHORED, evaluations[ANCHORED, "all"])))
     summary("learned across silos", {"test queries": records[0]["queries"] if records else 0, "ε": epsilon})
 
 
@@ -192,20 +201,31 @@ def joined(folders: list[str]) -> Corpus:
     return Corpus(" + ".join(names), documents, queries, Qrels.from_dict(grades), tuple(names))
 
 
-def _measured(tables: CrossTables, ways: Any) -> Any:
-    """The measures of every way on the test queries, BM25 of the same counts first."""
+def _evaluated(tables: CrossTables, ways: Iterable[Way]) -> dict[tuple[str, str], Evaluation]:
+    """Every way on the test queries by row and part, BM25 of the same counts first."""
+    ranked = tables.ranked[2]
+    scores = {("BM25", "all"): tables.bm25(2)} | {(way.row, way.part): way.score(ranked) for way in ways}
+    return {place: tables.world.evaluated(ranked, each, 2) for place, each in scores.items()}
 
-    def measured(row: str, part: str, scores: Any) -> Any:
-        evaluation = tables.world.evaluated(tables.ranked[2], scores, 2)
-        queries = len(evaluation.per_query(MEASURES[0]))
-        for measure in MEASURES:
-            value = float(evaluation[measure])
-            yield {"row": row, "part": part, "measure": measure, "value": value, "queries": queries}
 
-    yield from measured("BM25", "all", tables.bm25(2))
-    way: Way
-    for way in ways:
-        yield from measured(way.row, way.part, way.score(tables.ranked[2]))
+def _queries(evaluation: Evaluation) -> int:
+    return len(evaluation.per_query(MEASURES[0]))
+
+
+def _verdict(baseline: Evaluation, name: str, default: Evaluation) -> str:
+    """Whether the default, which has no gate, is worth more than BM25 on these queries."""
+    from isthmus.evaluation import LARGE_LOSS, bootstrap
+
+    measure = MEASURES[1]
+    before, after = (each.per_query(measure) for each in (baseline, default))
+    gains = [after[query] - value for query, value in before.items()]
+    gain, worse = bootstrap(gains), sum(each < 0 for each in gains)
+    verdict = "better" if gain.low > 0 else "worse" if gain.high < 0 else "not clearly better or worse"
+    return (
+        f"{name}, the default, is {verdict} than BM25 by {measure}: {gain.value:+.4f} (95 % interval "
+        f"{gain.low:+.4f} to {gain.high:+.4f}); {worse:,} of {len(gains):,} queries got worse, "
+        f"{sum(each < -LARGE_LOSS for each in gains):,} of them by more than {LARGE_LOSS:g}."
+    )
 
 
 def _table(records: list[dict[str, Any]], title: str) -> str:
@@ -217,7 +237,7 @@ def _table(records: list[dict[str, Any]], title: str) -> str:
             (record["row"], record["part"]), {"row": record["row"], "part": record["part"]}
         )
         line[record["measure"]] = record["value"]
-    return str(Table.of(lines.values(), title=title))
+    return fitted(Table.of(lines.values(), title=title))
 
 
 COMMANDS = (

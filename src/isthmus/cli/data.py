@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, add_per_query, close, print_json, say, to_write, whole
-from isthmus.errors import ConfigError, DataError
+from isthmus.cli.command import (
+    Command,
+    add,
+    add_json,
+    add_per_query,
+    close,
+    fitted,
+    print_json,
+    say,
+    to_write,
+    whole,
+)
+from isthmus.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
     from isthmus.evaluation import Evaluation
@@ -40,7 +51,10 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     _measuring_arguments(parser)
     add(parser, "--baseline RUN", "test every run against this one only")
     add(parser, "--by-query", "values of every query instead of means")
-    add_json(parser, "a list of {run, measure, value, queries}, or {run, measure, query, value} by query")
+    add_json(
+        parser,
+        "a list of {run, measure, value, queries, low, high, better_than}, or {run, measure, query, value}",
+    )
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,16 +72,16 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     from isthmus.evaluation import Comparison
-    from isthmus.report import FORMS, Table
+    from isthmus.report import Table
 
     evaluations = _evaluations(arguments, arguments.runs)
     names = dict(zip(arguments.runs, (one.run for one in evaluations), strict=True))
     comparison = Comparison(evaluations, names.get(arguments.baseline, arguments.baseline))
-    if arguments.by_query or arguments.json:
-        rows = [row for one in evaluations for row in (_by_query(one) if arguments.by_query else one.rows())]
-        print_json(rows) if arguments.json else print(FORMS[arguments.format](Table.of(rows)))
+    rows = [row for one in evaluations for row in _by_query(one)] if arguments.by_query else None
+    if arguments.json:
+        print_json(comparison.rows() if rows is None else rows)
     else:
-        _print_table(arguments, comparison.table())
+        _print_table(arguments, comparison.table(remarks=False) if rows is None else Table.of(rows))
     _say_remarks(evaluations)
 
 
@@ -114,8 +128,7 @@ def _evaluations(arguments: argparse.Namespace, paths: Sequence[str]) -> tuple[E
 def _print_table(arguments: argparse.Namespace, table: Table) -> None:
     from isthmus.report import FORMS
 
-    bold = arguments.format == "text" and sys.stdout.isatty()
-    print(table.text(bold=True) if bold else FORMS[arguments.format](table))
+    print(fitted(table) if arguments.format == "text" else FORMS[arguments.format](table))
 
 
 def _say_remarks(evaluations: Sequence[Evaluation]) -> None:
@@ -139,7 +152,7 @@ def _by_query(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 def _retrieve_arguments(parser: argparse.ArgumentParser) -> None:
     own = "train, validation, test or all of the collection's own, or a file: .jsonl, or qid<TAB>text"
-    add(parser, "corpus CORPUS", "a collection by name (pydocs, cran, …) or folder")
+    add(parser, "corpus CORPUS", "a collection by name (pydocs, cran, irds:NAME of ir_datasets, …) or folder")
     add(parser, "queries QUERIES", own)
     add(parser, "-o --out RUN", "the TREC run to write", type=to_write, required=True)
     add(parser, "-k", "documents per query (%(default)s)", type=whole(1), default=1000)
@@ -193,8 +206,6 @@ def _retrieve(arguments: argparse.Namespace) -> None:
 
 def _retriever(arguments: argparse.Namespace) -> Callable[[Documents], Retriever]:
     """What makes a retriever of documents; settings that cannot be used are refused here."""
-    from dataclasses import replace
-
     from isthmus.languages import AUTO, code_of, detect, tokeniser_of, usual
     from isthmus.retrieval import BM25, Dense, Reranked
 
@@ -219,8 +230,6 @@ def _retriever(arguments: argparse.Namespace) -> Callable[[Documents], Retriever
 
 def _with_queries(corpus: Corpus, queries: str) -> Corpus:
     """The collection with the selected queries: all, one of its splits, or those of a file."""
-    from dataclasses import replace
-
     from isthmus.tables import Qrels, read_queries
 
     if queries in OWN_QUERIES:
@@ -229,6 +238,10 @@ def _with_queries(corpus: Corpus, queries: str) -> Corpus:
             there = ", ".join(sorted(set(corpus.queries.splits))) or "none"
             raise DataError(f"{corpus.name} has no {queries} queries", cure=f"splits with queries: {there}")
         return chosen
+    if not Path(queries).exists():
+        meant = nearest(queries, OWN_QUERIES)
+        cure = f"did you mean {meant!r}?" if meant else f"give a file, or one of {', '.join(OWN_QUERIES)}"
+        raise DataError(f"no queries and no file {queries!r}", cure=cure)
     return replace(corpus, queries=read_queries(queries), qrels=Qrels.from_dict({}))
 
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, print_json, say, whole
-from isthmus.errors import check_extra
+from isthmus.cli.command import Command, add, add_json, print_json, say, say_command, whole
+from isthmus.errors import ConfigError, check_extra
 
 if TYPE_CHECKING:
     from isthmus.demo import SearchOutcome, Story
@@ -27,7 +27,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add(end, "--headless", "open no browser; end the processes when all is measured")
     add(end, "--serve", "serve the search until interrupted (only in a terminal, unless this is given)")
     add(parser, "--only", "the one part alone", choices=("story", "search"))
-    add(parser, "--port", "the broker's; silos have those after it (some that are free)", type=whole(1))
+    add(parser, "--port", "the broker's; silos have those after it (any that are free)", type=whole(1))
     add(parser, "--out DIR", "where report and federation go (%(default)s)", type=Path, default=where)
     add(parser, "--seed", "of all that is drawn in the story (%(default)s)", type=whole(0), default=0)
     add_json(
@@ -42,15 +42,17 @@ def _run(arguments: argparse.Namespace) -> None:
     from isthmus import demo
 
     began, story = time.monotonic(), None
+    if arguments.out.is_file():
+        raise ConfigError(f"{arguments.out} is a file", key="--out", expected="a folder")
     arguments.out.mkdir(parents=True, exist_ok=True)  # before minutes of work
     if arguments.only != "search":
         story = demo.tell(seed=arguments.seed)
         if not arguments.json:
-            print(f"\n{story.table}", flush=True)
+            print(f"\nThe ways of searching side by side\n{story.table}", flush=True)
     if arguments.only == "story":
         _close(arguments, began, story)
         return
-    demo.say("\nOne search box", style="bold")
+    demo.say("\nOne search box", bold=True)
     with demo.searched(arguments.out, port=arguments.port, tell=demo.say) as (federation, outcome):
         for section in demo.sections(outcome):
             demo.say_section(section)
@@ -58,8 +60,8 @@ def _run(arguments: argparse.Namespace) -> None:
         if arguments.serve or (_in_terminal() and not (arguments.headless or arguments.json)):
             _serve(federation)
             return
-    again = f"{_program()} demo --only search --serve --out {shlex.quote(str(arguments.out))}"
-    say(f"the search has ended with this; to start it again:\n{again}")
+    say("the search has ended with this; to start it again:")
+    say_command(f"{_program()} demo --only search --serve --out {shlex.quote(str(arguments.out))}")
 
 
 def _close(
@@ -73,15 +75,14 @@ def _close(
     from isthmus.demo import figures, save_report
     from isthmus.report import summary
 
-    report = arguments.out / REPORT
-    save_report(report, story, outcome)
+    pages = save_report(arguments.out / REPORT, story, outcome)
     result: dict[str, Any] = {} if story is None else {"rankings": story.comparison.rows()}
     if outcome is not None and federation is not None:
         result["search"] = {"url": federation.url, **figures(outcome)}
     if arguments.json:
         print_json(result)
         sys.stdout.flush()
-    wrote = [report, *([] if federation is None else [federation.folder])]
+    wrote = [*pages, *([] if federation is None else [federation.folder])]
     say("")
     summary("demo", {"time": f"{time.monotonic() - began:.0f} s"}, wrote=wrote)
 
@@ -95,9 +96,9 @@ def _serve(federation: Federation) -> None:
     """Until Ctrl-C, which is how this is meant to end, or until a process ends by itself."""
     from isthmus.demo import QUERIES, open_page
 
-    say(f"\nsearch at  {federation.link}")
-    say(f'or with    {_program()} search "{QUERIES[0]}" \\')
-    say(f"             --broker {federation.url} --key {shlex.quote(str(federation.key))}")
+    say(f"\nsearch at  {federation.link}\nor with")
+    key = shlex.quote(str(federation.key))
+    say_command(f'  {_program()} search "{QUERIES[0]}" --broker {federation.url} --key {key}')
     say("Ctrl-C ends the four nodes and the broker.")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     open_page(federation.link)

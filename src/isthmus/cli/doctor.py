@@ -1,21 +1,25 @@
-"""`isthmus doctor`: what is installed, what is missing and how to get it, what the machine offers."""
+"""`isthmus doctor`: what is installed and missing here; with --federation, what is wrong with which silo."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import platform
-import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus import __version__
-from isthmus.cli.command import Command, add, add_json, print_json
+from isthmus.cli.command import Command, add, add_json, folded, print_json, say
+from isthmus.cli.judgements import add_broker, broker_client
+from isthmus.errors import ConfigError, plain, several
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
+
+    from isthmus.service import LearningView, SiloList
 
 PURPOSES = {
     "train": "training across silos (Flower)",
@@ -26,7 +30,14 @@ PURPOSES = {
     "postgres": "PostgreSQL as store or source",
     "pdf": "PDF documents",
     "pandas": "tables as data frames",
+    "mcp": "search for assistants",
+    "langchain": "a retriever for LangChain",
+    "llamaindex": "a retriever for LlamaIndex",
+    "haystack": "a component for Haystack",
+    "pyterrier": "a transformer for PyTerrier",
+    "irds": "collections of ir_datasets by name",
     "fast": "a quicker event loop of servers",
+    "tracing": "traces of searches (OpenTelemetry)",
 }
 """What each extra is for; a node, a broker and files of rankings need none."""
 
@@ -226,28 +237,91 @@ def _show(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _examine_federation(arguments: argparse.Namespace) -> int:
+    """Ask all silos, through a broker or with its settings; 1 where something needs attention."""
+    from isthmus.errors import Refused
+    from isthmus.service import check_federation, facts_of_silo
+
+    if arguments.config is None:
+        with broker_client(arguments) as broker:
+            silos, learning = broker.silos(), broker.learning()
+    else:
+        import asyncio
+
+        silos, learning = asyncio.run(_asked_here(_broker_file(arguments.config)))
+    if silos.machine is None:
+        raise Refused("the broker tells administrators alone: name an admin key with --key")
+    findings = check_federation(silos, learning)
+    parties = {silo.silo: facts_of_silo(silo) for silo in silos.silos}
+    if arguments.json:
+        print_json({"silos": parties, "findings": [asdict(finding) for finding in findings]})
+    else:
+        for name, facts in parties.items():
+            print(
+                folded(f"{plain(name)}: {', '.join(f'{key} {plain(text)}' for key, text in facts.items())}")
+            )
+        for finding in findings:
+            head = f"! {finding.party}: {finding.check}: {finding.fact}"
+            print(folded(f"{plain(head)}\n  → {plain(finding.cure)}"))
+    say(
+        f"isthmus: {several(len(findings), 'thing needs', 'things need')} attention"
+        if findings
+        else f"isthmus: nothing needs attention in {several(len(parties), 'silo')}"
+    )
+    return 1 if findings else 0
+
+
+def _broker_file(config: str) -> str:
+    """The broker's settings: the file, or that of a folder that `isthmus new` wrote."""
+    return str(Path(config) / "broker.toml") if Path(config).is_dir() else config
+
+
+async def _asked_here(config: str) -> tuple[SiloList, LearningView]:
+    """What silos tell a broker with these settings, whether one runs or not."""
+    from isthmus.service import Broker, LearningRuns, read_broker
+
+    broker = Broker(read_broker(config))
+    try:
+        return await broker.view_silos(), LearningRuns(broker).view()
+    finally:
+        await broker.stop()
+
+
 def _arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--config FILE", "a node's settings: which encoder it has, and what a better one would bring")
-    add_json(parser, "one object with packages, extras, cores, blas, encoders, data, cache and node")
+    about = (
+        "all silos instead: certificates, clocks, versions, encoders, models, statistics, budgets and disks, "
+        "and what to do; through a running broker, or with --config its settings or the federation's folder"
+    )
+    add(parser, "--federation", about)
+    add_broker(parser, "an administrator's API key")
+    shape = "one object with packages, extras, cores, blas, encoders, data, cache and node"
+    add_json(parser, f"{shape}; of a federation {{silos, findings: [{{party, check, fact, cure}}]}}")
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.federation:
+        return _examine_federation(arguments)
+    if arguments.broker or arguments.key or arguments.authority:
+        raise ConfigError("--broker, --key and --authority are for all silos", expected="--federation too")
     report = examine(arguments.config)
     if arguments.json:
         print_json(report)
     else:
-        print(_show(report))
+        print(folded(_show(report), hang=10))
     wrong = [package["name"] for package in report["packages"] if not package["ok"]]
     if wrong:
-        print(f"isthmus: needs attention: {', '.join(wrong)}", file=sys.stderr)
+        say(f"isthmus: needs attention: {', '.join(wrong)}")
     return 1 if wrong else 0
 
 
 COMMANDS = (
     Command(
         "doctor",
-        "say what is installed, what is missing and how to get it",
-        "isthmus doctor --json",
+        "say what is installed, what is missing and how to get it; or what is wrong in a federation",
+        """isthmus doctor --json
+isthmus doctor --federation --broker https://search.example.org --key admin.key
+isthmus doctor --federation --config my-federation""",
         _arguments,
         _run,
     ),

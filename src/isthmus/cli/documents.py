@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.broker import plain
 from isthmus.cli.command import Command, add, add_json, fitted, folded, say, show, whole
 from isthmus.cli.judgements import add_broker, broker_client, silo_store
-from isthmus.errors import ConfigError, DataError, ServiceError, several
+from isthmus.errors import ConfigError, DataError, ServiceError, plain, several
 
 if TYPE_CHECKING:
     from isthmus.service import Client, DocumentRequest, ErasureReceipt, Hit, NodeSettings, OpenedDocument
@@ -131,8 +130,9 @@ def _requests(arguments: argparse.Namespace) -> None:
         with broker_client(arguments) as broker:
             listed = broker.requests(every=arguments.all)
         requests = listed.requests
-        for silo, reason in listed.unanswered.items():
-            say(f"isthmus: {plain(silo)}: {plain(reason)}")
+        for reason in dict.fromkeys(listed.unanswered.values()):  # a reason of several silos stands once
+            silos = ", ".join(plain(silo) for silo, its in listed.unanswered.items() if its == reason)
+            say(f"isthmus: {silos}: {plain(reason)}")
     show(arguments, [each.model_dump() for each in requests], _table(requests))
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, close, print_json, probability, say, whole
+from isthmus.cli.command import Command, add, add_json, close, fitted, print_json, probability, say, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -198,7 +198,7 @@ def _run_list(arguments: argparse.Namespace) -> None:
         }
         for row in rows
     ]
-    print(Table.of(shown).text())
+    print(fitted(Table.of(shown)))
     say(f"encoders are in {encoders_folder()}")
 
 

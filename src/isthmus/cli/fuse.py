@@ -13,12 +13,13 @@ from isthmus.cli.command import (
     add_json,
     add_per_query,
     close,
+    folded,
     output,
     probability,
     to_write,
     whole,
 )
-from isthmus.errors import ConfigError, DataError, check_extra
+from isthmus.errors import ConfigError, DataError, check_extra, several
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,10 +172,10 @@ def _fuse(arguments: argparse.Namespace) -> None:
     result["calibration"] = _quality(arguments, qrels, fused)
     result["trials"] = [trial.record() for trial in getattr(model, "trials_", [])]
     if reasons and not arguments.json:
-        print("\n\n".join(map(str, reasons)))
+        print(folded("\n\n".join(map(str, reasons))))
     record = {"runs": arguments.runs, **result, "explanations": [each.to_dict() for each in reasons]}
     wrote = [arguments.out, arguments.confidence_out, arguments.save, arguments.per_query, *plots]
-    close(arguments, f"fused {len(runs)} runs", record, wrote, _facts(result))
+    close(arguments, f"fused {several(len(runs), 'run')}", record, wrote, _facts(result))
 
 
 def _fused(arguments: argparse.Namespace, runs: list[Run], qrels: Qrels | None) -> tuple[Fuser | None, Run]:

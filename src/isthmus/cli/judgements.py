@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.broker import URL_VARIABLE, plain
+from isthmus.cli.broker import URL_VARIABLE
 from isthmus.cli.command import Command, add, add_json, close, say
-from isthmus.errors import ConfigError, DataError, several
+from isthmus.errors import ConfigError, DataError, plain, several
 
 if TYPE_CHECKING:
     from isthmus.service import Client, DocumentStore, Imported, NamedJudgement, NodeSettings
@@ -119,10 +119,18 @@ def silo_store(arguments: argparse.Namespace) -> tuple[NodeSettings, DocumentSto
 
 def broker_client(arguments: argparse.Namespace) -> Client:
     """The broker of the options that `add_broker` adds."""
-    from isthmus.service import DEFAULT_URL, Client
+    from isthmus.service import Client
+
+    return Client(**broker_options(arguments))
+
+
+def broker_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a client is made with, by those options."""
+    from isthmus.service import DEFAULT_URL
 
     url = arguments.broker or os.environ.get(URL_VARIABLE) or DEFAULT_URL
-    return Client(url, key=Path(arguments.key) if arguments.key else None, authority=arguments.authority)
+    key = Path(arguments.key) if arguments.key else None
+    return {"url": url, "key": key, "authority": arguments.authority}
 
 
 def _named(judgement: NamedJudgement) -> dict[str, str]:

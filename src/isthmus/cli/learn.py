@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from isthmus.cli.broker import URL_VARIABLE, plain
-from isthmus.cli.command import Command, add, add_json, add_settings, close, print_json, say
+from isthmus.cli.broker import URL_VARIABLE
+from isthmus.cli.command import (
+    Command,
+    add,
+    add_json,
+    add_settings,
+    add_trackers,
+    close,
+    folded,
+    plain,
+    print_json,
+    say,
+    trackers_of,
+)
+from isthmus.cli.judgements import broker_client
 from isthmus.errors import several
 
 if TYPE_CHECKING:
@@ -17,7 +30,8 @@ if TYPE_CHECKING:
 _EXAMPLE = """isthmus learn --config broker.toml
 isthmus learn --broker https://search.example.org --key admin.key --mode fedrisk
 isthmus learn --config broker.toml --list
-isthmus learn --config broker.toml --rollback"""
+isthmus learn --config broker.toml --rollback
+isthmus learn --config broker.toml --tensorboard tb"""
 
 NONE_MEANS = "; a silo that has calibrated by itself keeps that"
 
@@ -41,6 +55,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add(what, "--list", "the versions there are, and which is in use")
     about = "search with a version again: the one before the current one, VERSION, or none"
     add(what, "--rollback VERSION", about, nargs="?", const="")
+    add_trackers(parser)
     add_json(parser, "{version, learned, mode, by, current, usable, problem, record}; with --list a list")
 
 
@@ -68,7 +83,9 @@ async def _here(arguments: argparse.Namespace) -> None:
     runs = LearningRuns(broker)
     try:
         if arguments.rollback is None:
-            _end(arguments, await runs.once(arguments.mode, by=getuser(), tell=_stage))
+            with tracked_runs(arguments, runs.versions.history):
+                version = await runs.once(arguments.mode, by=getuser(), tell=_stage)
+            _end(arguments, version)
         else:
             await runs.use(arguments.rollback)
             _rolled_back(arguments, runs.view())
@@ -78,20 +95,18 @@ async def _here(arguments: argparse.Namespace) -> None:
 
 def _over(arguments: argparse.Namespace) -> None:
     """Have a running broker do it."""
-    from isthmus.service import DEFAULT_URL, Client
-
-    url = arguments.broker or os.environ.get(URL_VARIABLE) or DEFAULT_URL
-    key = Path(arguments.key) if arguments.key else None
-    with Client(url, key=key, authority=arguments.authority) as broker:
+    with broker_client(arguments) as broker:
         if arguments.list:
             _list(arguments, broker.learning().versions)
         elif arguments.rollback is not None:
             _rolled_back(arguments, broker.rollback(arguments.rollback))
         else:
-            _end(arguments, _followed(broker, arguments.mode, url))
+            with tracked_runs(arguments, lambda: broker.learning().versions):
+                version = _followed(broker, arguments.mode)
+            _end(arguments, version)
 
 
-def _followed(broker: Client, mode: str, url: str) -> LearnedVersion:
+def _followed(broker: Client, mode: str) -> LearnedVersion:
     """A run of a broker, to its end; every stage is told once. Who no longer waits does not end it."""
     last = [""]
 
@@ -105,10 +120,47 @@ def _followed(broker: Client, mode: str, url: str) -> LearnedVersion:
     except KeyboardInterrupt:
         say(
             "isthmus: the broker goes on learning: the Training view of its page shows how far it is,"
-            f"\n  isthmus learn --broker {plain(url)} --list      the version, once it is there"
-            f"\n  isthmus learn --broker {plain(url)} --rollback  takes it back"
+            f"\n  isthmus learn --broker {plain(broker.url)} --list      the version, once it is there"
+            f"\n  isthmus learn --broker {plain(broker.url)} --rollback  takes it back"
         )
         raise
+
+
+@contextmanager
+def tracked_runs(
+    arguments: argparse.Namespace, history: Callable[[], list[LearnedVersion]]
+) -> Iterator[None]:
+    """Trackers hear of a run, whose step is its number, and of those before it."""
+    from isthmus.report import tracking
+
+    trackers = trackers_of(arguments)
+    if not trackers:
+        yield
+        return
+    with tracking(trackers, "learn", {"mode": arguments.mode}) as tracked:
+        yield
+        for step, version in enumerate(reversed(history()), 1):
+            tracked.record(step, measures_of(version))
+
+
+def measures_of(version: LearnedVersion) -> dict[str, float | None]:
+    """The numbers of a run by name, for trackers; none of a run in which nothing was learned together."""
+    record = version.record or {}
+    if "kind" not in record:
+        return {}
+    models = record["models"].items()
+    honest = record["calibration"]
+    by_silo = {"weight": record["weights"], "risk": record["risks"]}
+    return {
+        **{f"nDCG@10/{name}": model.get("nDCG@10") for name, model in models},
+        **{f"gain/{name}": model["difference"]["mean"] for name, model in models if model.get("difference")},
+        **{f"calibration error/{when}": honest[when]["ece"] for when in honest},
+        "calibration error/perfect": honest["after"]["floor"],
+        "judged/queries": record["queries"],
+        "judged/relevant": record["relevant"],
+        "round/seconds": record["seconds"],
+        **{f"{name}/{silo}": value for name, table in by_silo.items() for silo, value in table.items()},
+    }
 
 
 def _stage(stage: str) -> None:
@@ -147,7 +199,7 @@ def _list(arguments: argparse.Namespace, versions: list[LearnedVersion]) -> None
     if not versions:
         say("nothing was learned yet: isthmus learn --config broker.toml")
     for version in versions:
-        print(_line(version))
+        print(folded(_line(version), hang=4))
 
 
 def _line(version: LearnedVersion) -> str:

@@ -162,7 +162,8 @@ def _summary_table(totals: Mapping[str, Any], budget: Budget) -> Table:
     whose = f"each {totals['unit']}'s"
     notes = [f"{whose} budget is {budget}; the one that spent most has {totals['least_left']:g} left"]
     notes += [f"incident: {note}" for note in totals["incidents"]]
-    return Table(columns, tuple(rows), f"what left: {counted}", (*notes, *filter(None, [totals["meaning"]])))
+    header = tuple("noise" if name == "mechanism" else name for name in columns)  # it has to fit
+    return Table(header, tuple(rows), f"what left: {counted}", (*notes, *filter(None, [totals["meaning"]])))
 
 
 def _export(ledger: Ledger, arguments: argparse.Namespace) -> None:
@@ -215,7 +216,9 @@ def _flat(value: object) -> Any:
 
 
 def _cell(name: str, value: object) -> Any:
-    """For a person: times to the second."""
+    """For a person: times to the second, and words that may be folded."""
+    if name in ("mechanism", "fields"):
+        return str(_flat(value) or "").replace("_", " ").replace("+", " + ")
     return str(value)[:19].replace("T", " ") if name in ("at", "last") else _flat(value)
 
 

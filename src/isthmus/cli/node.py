@@ -36,18 +36,14 @@ def _run(arguments: argparse.Namespace) -> int:
         return _reload(arguments, settings)
     if arguments.index_only:
         return _index(arguments, settings)
-    from isthmus.service import begin, run_node, run_training
+    from isthmus.service import begin, run_node, run_training, status_of
 
     begin(arguments.config, settings, quiet=arguments.quiet, until_eof=arguments.until_eof)
     if arguments.training_only:
-        run_training(settings)
-        return 0
-    run_node(
-        settings,
-        started=lambda url: say(f"isthmus: silo {settings.silo} listens at {url}"),
-        reread=lambda: read_node(arguments.config, arguments.changes),
+        return status_of(lambda: run_training(settings))
+    return status_of(
+        lambda: run_node(settings, reread=lambda: read_node(arguments.config, arguments.changes))
     )
-    return 0
 
 
 def _reload(arguments: argparse.Namespace, settings: NodeSettings) -> int:

@@ -2,7 +2,7 @@
 
 Commands live in one module per group, as a tuple `COMMANDS`; a new group is one more line in `GROUPS`.
 Other distributions bring commands as entry points of the group `isthmus.commands`, each such a tuple.
-Exit status: 0 done, 1 a foreseen failure told in one line on stderr, 2 wrong usage, 130 interrupted.
+Exit status: 0 done, 1 a foreseen failure told on stderr, 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from io import TextIOWrapper
 from typing import Any, NoReturn, TextIO
 
 from isthmus import __version__
-from isthmus.cli.command import Command
+from isthmus.cli.command import Command, say
 from isthmus.errors import IsthmusError, nearest
+from isthmus.report import show_lines
 
 GROUPS = (
     "demo",
@@ -42,6 +43,7 @@ GROUPS = (
     "node",
     "attach",
     "broker",
+    "mcp",
     "judgements",
     "documents",
     "learn",
@@ -57,39 +59,81 @@ PLACEHOLDERS = ("reproduce",)
 
 
 class Verb(argparse.ArgumentParser):
-    """A command's parser: options may stand between files (`fuse a.run -m rrf b.run`)."""
+    """A command's parser: options may stand between files (`fuse a.run -m rrf b.run`) and before the verb."""
 
     _mixing = False
+    _words: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As the standard library has it for whole programs, here for one verb; verbs of verbs keep order.
 
-        It forgets a `--`, so that what comes with one is read in order too.
+        It forgets a `--`, so that what comes with one is read in order too. What nobody knows is refused by
+        the verb itself, whose usage is then shown.
         """
-        if self._mixing or self._subparsers is not None or "--" in (args or ()):
+        if self._mixing:
             return super().parse_known_args(args, namespace)
-        self._mixing = True
-        try:
-            return self.parse_known_intermixed_args(args, namespace)
-        finally:
-            self._mixing = False
+        args = self._words = self._verb_first(list(args or ()))
+        if self._subparsers is not None:
+            if not args:  # a command that has verbs, alone
+                self.print_help()
+                self.exit()
+            return super().parse_known_args(args, namespace)
+        if "--" in args:
+            parsed, unknown = super().parse_known_args(args, namespace)
+        else:
+            self._mixing = True
+            try:
+                parsed, unknown = self.parse_known_intermixed_args(args, namespace)
+            finally:
+                self._mixing = False
+        if unknown:
+            self.error(f"unexpected: {' '.join(unknown)}")
+        return parsed, unknown
+
+    def _verb_first(self, args: list[str]) -> list[str]:
+        """Options before a verb go to its end, as in `isthmus --json doctor`; our own stay."""
+        if self._subparsers is None or not args or not args[0].startswith("-"):
+            return args
+        if args[0] in self._option_string_actions:
+            return args
+        verbs = self._subparsers._group_actions[0].choices or ()
+        at = next((at for at, word in enumerate(args) if word in verbs), None)
+        if at is None:
+            return args
+        end = args.index("--", at) if "--" in args[at:] else len(args)
+        return [*args[at:end], *args[:at], *args[end:]]
 
     def error(self, message: str) -> NoReturn:
-        """Of arguments that are missing, which option may have taken them for its own values."""
-        greedy = [
-            each.option_strings[0] for each in self._actions if each.option_strings and each.nargs == "+"
-        ]
+        """Of an option that there is not, the one that was probably meant. Of arguments that are missing,
+        which option may have taken them for its own values. A value that is wrong needs no usage."""
+        words = self._words[: self._words.index("--")] if "--" in self._words else self._words
+        names = [word.partition("=")[0] for word in words if word.startswith("--")]
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        ours = self._subparsers is None or all(word.startswith("-") for word in words)  # not a verb's
+        for name in names:
+            if ours and not any(each.startswith(name) for each in known):
+                meant = nearest(name, known)
+                cure = f"did you mean {meant}?" if meant else f"{self.prog} --help lists what there is"
+                message = f"there is no {name}; {cure}"
+                break
+        many = {name for each in self._actions if each.nargs == "+" for name in each.option_strings}
+        greedy = [word for word in words if word in many]
         if greedy and "are required" in message:
             message += f" (if {greedy[0]} took them, put them before it, or -- between)"
-        super().error(message)
+        if not message.startswith("argument "):
+            self.print_usage(sys.stderr)
+        say(f"{self.prog}: error: {message}")
+        self.exit(2)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Of a command that there is not, the one that was probably meant, and not a list of all."""
-        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            meant = nearest(value, action.choices)
-            cure = f"did you mean {meant}?" if meant else f"{self.prog} --help lists what there is"
-            raise argparse.ArgumentError(action, f"there is no {value!r}; {cure}")
-        super()._check_value(action, value)
+        """Of a value or command that there is not, the one that was probably meant."""
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        meant, are_verbs = nearest(str(value), choices), isinstance(action, argparse._SubParsersAction)
+        listed = f"{self.prog} --help lists what there is" if are_verbs else f"one of {', '.join(choices)}"
+        cure = f"did you mean {meant}?" if meant else listed
+        raise argparse.ArgumentError(None if are_verbs else action, f"there is no {value!r}; {cure}")
 
 
 def commands(verb: str | None = None) -> tuple[Command, ...]:
@@ -135,6 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser(words[0] if words else None).parse_args(words)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
+            show_lines(not hasattr(arguments, "until_eof"))  # the log of a server is for programs
             status = arguments.run(arguments) or 0
         sys.stdout.flush()  # so that a closed pipe shows here and not when the interpreter ends
         return int(status)
@@ -184,11 +229,11 @@ def _show_warning(
 ) -> None:
     """A warning about names that will go is one line for whoever typed them; others say where they arose."""
     if issubclass(category, FutureWarning):
-        print(f"isthmus: {' '.join(str(message).split())}", file=sys.stderr)
+        say(f"isthmus: {' '.join(str(message).split())}")
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def _failed(problem: str) -> int:
-    print(f"isthmus: {' '.join(problem.split())}", file=sys.stderr)
+    say(f"isthmus: {' '.join(problem.split())}")
     return 1

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, close, print_json, say, to_write, whole
+from isthmus.cli.command import Command, add, add_json, close, fitted, print_json, say, to_write, whole
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _show_hits(arguments: argparse.Namespace, view: CountsView, query: Tokens) -
         | {word: f"{mean:.2f} ± {error:.2f}" for word, (mean, error) in hit.words.items()}
         for hit in hits
     ]
-    print(Table.of(records, digits=3))
+    print(fitted(Table.of(records, digits=3)))
 
 
 def _write_features(

@@ -6,11 +6,22 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from isthmus.cli.command import Command, add, add_json, add_per_query, add_settings, print_json, say, whole
+from isthmus.cli.command import (
+    Command,
+    add,
+    add_json,
+    add_per_query,
+    add_settings,
+    add_trackers,
+    print_json,
+    say,
+    trackers_of,
+    whole,
+)
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
-    from isthmus.federation import Config
+    from isthmus.federation import Config, State
 
 OPTIONS: tuple[tuple[str, str, str | None, int | None, str], ...] = (
     ("silos", "dealing.silos", None, 1, "silos the queries are dealt to (by their number: 1 to 100)"),
@@ -50,7 +61,7 @@ PAPER = (
     "probe=none",
 )
 """FedRisk as printed: rows dealt by grade, cross-entropy, five epochs, batch errors, alpha = beta = 1."""
-SETTINGS = {name: key for name, key, *_ in OPTIONS} | {"data": "data", "secure": "secure", "engine": "engine"}
+SETTINGS = {name: key for name, key, *_ in OPTIONS} | {"data": "data", "secure": "secure"}
 """Where in the configuration an option goes."""
 
 
@@ -73,18 +84,19 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const="true",
     )
-    parser.add_argument("--engine", help=argparse.SUPPRESS)  # what --runtime was called
     add_settings(parser, "a TOML file with any of these and more", example="local.epochs=5", required=False)
     add(parser, "--out DIR", "the run's folder (runs/DATA-STRATEGY-SEED)")
     add(parser, "--resume DIR", "go on with the run in this folder")
     add_per_query(parser)
+    add_trackers(parser)
     add_json(parser, "{out, rounds, final: {measure: value}, model_sha256}")
 
 
 def _train(arguments: argparse.Namespace) -> None:
+    from isthmus.config import to_mapping
     from isthmus.evaluation import check_per_query, per_query_rows, write_per_query
-    from isthmus.federation import MODEL, RunFolder, run_page, train
-    from isthmus.report import summary
+    from isthmus.federation import MODEL, RunFolder, train
+    from isthmus.report import summary, tracking
 
     if arguments.per_query:
         check_per_query(arguments.per_query)
@@ -96,7 +108,16 @@ def _train(arguments: argparse.Namespace) -> None:
         out = arguments.out or f"runs/{_short(config.data)}-{config.strategy.name}-{config.seed}"
         if (Path(out) / "checkpoint").exists():
             say(f"isthmus: {out} has the checkpoint of a run: isthmus train --resume {out} goes on with it")
-    trained = train(config, out=out, resume=bool(arguments.resume))
+    with tracking(trackers_of(arguments), Path(out).name, to_mapping(config)) as tracked:
+
+        def watch(state: State) -> None:
+            for record in state.history:
+                if record.round > tracked.last:
+                    tracked.record(record.round, record.measures())
+
+        trained = train(config, out=out, resume=bool(arguments.resume), watch=watch)
+        tracked.record(trained.rounds, {f"test/{name}": value for name, value in trained.final.items()})
+        tracked.files += [Path(out) / name for name in (MODEL, "rounds.json", "config.toml")]
     if arguments.json:
         result = {"out": str(out), "rounds": trained.rounds, "final": dict(trained.final)}
         print_json({**result, "model_sha256": trained.model_sha256})
@@ -104,8 +125,7 @@ def _train(arguments: argparse.Namespace) -> None:
         for measure, value in trained.final.items():
             print(f"{measure}\t{value:.4f}")
     title = f"Training on {config.data}: {config.strategy.name}"
-    page = run_page(trained.history, title, label_counts=trained.label_counts)
-    page.save(f"{out}/report.html")
+    trained.page(title).save(f"{out}/report.html")
     facts = {
         "rounds": trained.rounds,
         "privacy": trained.history[-1].privacy,
@@ -118,6 +138,8 @@ def _train(arguments: argparse.Namespace) -> None:
         about = {"experiment": "train", "data": _short(config.data), "fold": config.fold, "seed": config.seed}
         rows = per_query_rows(trained.evaluation, **about, method=config.strategy.name)
         wrote.append(str(write_per_query(rows, arguments.per_query)))
+    if arguments.tensorboard:
+        wrote.append(f"{arguments.tensorboard}/{Path(out).name}")
     summary("trained", facts, wrote=wrote)
 
 
@@ -161,7 +183,8 @@ COMMANDS = (
     Command(
         name="train",
         summary="train one ranker across silos that keep their rows",
-        example="isthmus train synthetic --silos 20 --per-round 5 --rounds 30 --out runs/first",
+        example="""isthmus train synthetic --silos 20 --per-round 5 --rounds 30 --out runs/first
+isthmus train synthetic --rounds 30 --tensorboard tb""",
         add_arguments=_train_arguments,
         run=_train,
     ),

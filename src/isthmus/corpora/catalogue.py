@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from isthmus.corpora import labels, pydocs, smart
+from isthmus.corpora import irds, labels, pydocs, smart
 from isthmus.errors import DataError, nearest
 from isthmus.partition import folds as fold_of_items
 from isthmus.randomness import Streams
@@ -70,13 +70,16 @@ DEALT_FOLDS = 5
 def load(name_or_path: str | os.PathLike[str], *, fold: int = 0) -> Corpus:
     """A collection by name (`pydocs`, `cran`, `reuters` …) or from a folder.
 
-    Folders may hold a BEIR data set, a SMART collection, Reuters-21578 or a label set; only label sets have
-    folds.
+    `irds:NAME` is a data set of ir_datasets, where that is installed. Folders may hold a BEIR data set, a
+    SMART collection, Reuters-21578 or a label set; only label sets have folds.
     """
     named = os.fspath(name_or_path)
     if named in COLLECTED:
         _check_no_fold(named, fold)
         return COLLECTED[named]()
+    if named.startswith(irds.PREFIX):
+        _check_no_fold(named, fold)
+        return irds.read(named)
     folder = locate(named, CORPORA)
     if labels.is_label_folder(folder):
         return labels.read_labels(folder, fold=fold)

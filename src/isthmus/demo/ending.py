@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from isthmus.demo.federation import SearchOutcome
+from isthmus.demo.federation import ABOUT, SearchOutcome
 from isthmus.errors import several
-from isthmus.evaluation import bootstrap, reliability, sampling_floor
+from isthmus.evaluation import bootstrap, reliability, reliability_diagram, sampling_floor
 from isthmus.learning import MUCH, Difference
-from isthmus.report import Cell, Section, Table
+from isthmus.report import Cell, Plot, Section, Table
 
 KINDS = {
     ("sums", True): "how common words are",
     ("sums", False): "sums over judged queries",
     ("query text", False): "judged queries",
-    ("feedback", False): "judged documents it has",
+    ("feedback", False): "ids of judged documents",
 }
 """What a ledger's kinds are here, with an ε or without."""
+MEASURE = "nDCG@10 (how good the first ten hits are, from 0 to 1)"
 NEAR = (0.75, 0.85)
 """Probabilities that people would call 0.8."""
 
@@ -26,6 +28,52 @@ NEAR = (0.75, 0.85)
 def sections(outcome: SearchOutcome) -> tuple[Section, ...]:
     """The end of the story, the result first."""
     return (_gained(outcome), _honest(outcome), _nobodys(outcome), _left(outcome))
+
+
+def report_sections(outcome: SearchOutcome) -> tuple[Section, ...]:
+    """The same for a page that is sent on: what was searched, and two plots."""
+    gained, honest, nobodys, left = sections(outcome)
+    curve = reliability(np.array(outcome.probabilities), outcome.right)
+    promised = "Of hits shown with about this probability, how many were right; on the diagonal the two agree"
+    honesty = replace(reliability_diagram({"all silos": curve}, caption=promised), size=(5.2, 3.6))
+    return (
+        _searched(outcome),
+        Section(gained.heading, (_changes(outcome), gained.parts[-1])),
+        Section("What that cost: what left each silo", left.parts),
+        Section(honest.heading, (honesty, *honest.parts, f"{nobodys.heading}, {nobodys.parts[0]}")),
+    )
+
+
+def _searched(outcome: SearchOutcome) -> Section:
+    silos = ", ".join(f"{silo} ({documents:,})" for silo, documents in outcome.documents.items())
+    return Section(
+        "What was searched",
+        (
+            f"{sum(outcome.documents.values()):,} documents in {len(outcome.documents)} silos that do not"
+            f" share them: {silos}. Every silo has its own index and ledger; a broker asks all of them and"
+            f" shows one list. {ABOUT} The deal into silos is ours, made for this demonstration.",
+        ),
+    )
+
+
+def _changes(outcome: SearchOutcome) -> Plot:
+    """What every query gained or lost, sorted."""
+    changes = np.sort(np.array(outcome.after) - np.array(outcome.before))[::-1]
+    places = np.arange(1, len(changes) + 1)
+
+    def draw(axes: Any) -> None:
+        for chosen, colour, name in (
+            (changes > 0, "#21918c", "gained"),
+            (changes < 0, "#c0392b", "got worse"),
+        ):
+            axes.bar(places[chosen], changes[chosen], 1.0, color=colour, label=f"{int(chosen.sum())} {name}")
+        axes.axhline(0, color="0.4", lw=0.8)
+        axes.set_xlabel("test queries, from most gained to most lost")
+        axes.set_ylabel("change of nDCG@10")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(frameon=False)
+
+    return Plot(draw, "What learning together changed, query by query", (5.2, 2.6))
 
 
 def figures(outcome: SearchOutcome) -> dict[str, Any]:
@@ -56,14 +104,15 @@ def headline(outcome: SearchOutcome) -> str:
     record: dict[str, Any] = outcome.learned["record"]
     if not record["adopted"]:
         return (
-            f"Learning gained nothing yet, so nothing but probabilities changed: nDCG@10 {before:.3f} before,"
-            f" {after:.3f} after, on {len(outcome.after)} queries that nobody judged."
+            f"Learning gained nothing yet, so nothing but probabilities changed: {MEASURE} {before:.3f}"
+            f" before, {after:.3f} after, on {len(outcome.after)} queries that nobody judged."
         )
     sure = "raised" if gain.low > 0 else "lowered" if gain.high < 0 else "did not clearly change"
     return (
-        f"What the silos learned together {sure} nDCG@10 on {len(outcome.after)} queries that nobody judged:"
-        f" {before:.3f} before, {after:.3f} after, {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}];"
-        f" {gain.helped} queries gained, {gain.hurt} lost, {gain.lost_much} of them more than {MUCH:g}."
+        f"What the silos learned together {sure} {MEASURE} on {len(outcome.after)} queries that nobody"
+        f" judged: {before:.3f} before, {after:.3f} after,"
+        f" {gain.mean:+.3f} (95 % interval {gain.low:+.3f} to {gain.high:+.3f}); {gain.helped} queries"
+        f" gained, {gain.hurt} got worse, {gain.lost_much} of them by more than {MUCH:g}."
     )
 
 
@@ -74,9 +123,9 @@ def _difference(outcome: SearchOutcome) -> Difference:
 def _gained(outcome: SearchOutcome) -> Section:
     record: dict[str, Any] = outcome.learned["record"]
     chosen = (
-        f"Cross-validated in the federation, {record['kind']} was adopted: {record['why']}."
+        f"Cross-validated in the federation, the model “{record['kind']}” was adopted: {record['why']}."
         if record["adopted"]
-        else f"Cross-validated in the federation, the best was {record['best']}, and was not adopted:"
+        else f"Cross-validated in the federation, the best model was “{record['best']}”, and was not adopted:"
         f" {record['why']}."
     )
     if record.get("queries_needed"):
@@ -98,13 +147,13 @@ def _honest(outcome: SearchOutcome) -> Section:
         share = bootstrap(right[near], groups=np.array(outcome.hit_groups)[near])
         promise = (
             f"Of {several(int(near.sum()), 'hit')} shown with a probability from {NEAR[0]} to {NEAR[1]} (mean"
-            f" {probabilities[near].mean():.2f}), {share.value:.0%} were right [{share.low:.0%},"
-            f" {share.high:.0%}]."
+            f" {probabilities[near].mean():.2f}), {100 * share.value:.0f} % were right (95 % interval"
+            f" {100 * share.low:.0f} % to {100 * share.high:.0f} %)."
         )
     else:
         promise = f"No hit was shown with a probability from {NEAR[0]} to {NEAR[1]}."
     curve, floor = reliability(probabilities, right), sampling_floor(probabilities)
-    verdict = "not told from a perfect one" if curve.ece <= floor.high else "worse than a perfect one"
+    verdict = "not told from perfect" if curve.ece <= floor.high else "worse than perfect"
     return Section(
         "How honest 0.8 is",
         (
@@ -125,10 +174,8 @@ def _nobodys(outcome: SearchOutcome) -> Section:
         best = f"a probability of {answer['probability']:.2f}"
         verdict = f"the best of {several(answer['hits'], 'hit')} has {best}"
     unlike = "; the answer says that no judged query is like this one" if answer["unlike"] else ""
-    return Section(
-        "A question that nobody can answer",
-        (f"“{answer['query']}”: {verdict}{unlike}. Of all hits shown above {base:.0%} were right.",),
-    )
+    usual = f"Of all hits to the test queries {100 * base:.0f} % were right."
+    return Section("A question that nobody can answer", (f"“{answer['query']}”: {verdict}{unlike}. {usual}",))
 
 
 def _left(outcome: SearchOutcome) -> Section:
@@ -144,9 +191,10 @@ def _left(outcome: SearchOutcome) -> Section:
     return Section(
         "What left each silo",
         (
-            "By the silos' own ledgers, which book before anything leaves: so many scores, snippets and so"
-            " on; of how common words are, so many documents. Sums over judged queries leave under masks:"
-            " the broker reads the total of the four silos.",
+            "Numbers of items from the silos' own ledgers, which record before anything leaves. How common"
+            " words are is counted over so many documents, with noise: ε bounds what the counts tell of a"
+            " document (differential privacy, DP). Sums over judged queries leave under masks: the broker"
+            " can read only the total of the four silos.",
             Table(("what left", "guarantee", *silos), rows),
         ),
     )

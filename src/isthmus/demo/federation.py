@@ -55,7 +55,8 @@ DEADLINE_MS, LEARNING_SECONDS, LEAVING_SECONDS = 30_000, 900.0, 30.0
 class SearchOutcome:
     """What was seen from outside. Lists of queries and of hits have their groups of linked queries beside."""
 
-    documents: int
+    documents: dict[str, int]
+    """By silo, how many are searched."""
     judgements: int
     before: list[float]
     """nDCG@10 of every test query before learning."""
@@ -170,7 +171,7 @@ def _lived(world: Corpus, federation: Federation) -> SearchOutcome:
     group_of = dict(zip(world.queries.ids, linked_queries(world).tolist(), strict=True))
     hits = [(query, hit) for query, answer in answers.items() for hit in answer.hits]
     return SearchOutcome(
-        documents=sum(silo.ready.documents for silo in silos if silo.ready is not None),
+        documents={silo.silo: silo.ready.documents for silo in silos if silo.ready is not None},
         judgements=len(judgements),
         before=before,
         after=_ndcg(answers, relevant),

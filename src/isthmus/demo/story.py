@@ -7,7 +7,9 @@ leaves what the next chapter needs. `CHAPTERS` is the story; a new part of Isthm
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,10 +18,17 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.corpora import load
-from isthmus.demo.ending import headline
-from isthmus.demo.ending import sections as ending
+from isthmus.demo.ending import headline, report_sections
 from isthmus.demo.federation import SearchOutcome
-from isthmus.evaluation import Comparison, Testing, compare, outcomes_of, reliability, reliability_diagram
+from isthmus.evaluation import (
+    Comparison,
+    Testing,
+    bootstrap,
+    compare,
+    outcomes_of,
+    reliability,
+    reliability_diagram,
+)
 from isthmus.fusion import Candidates, Stacked
 from isthmus.report import Page, Plot, Section, Table
 from isthmus.retrieval import BM25
@@ -34,6 +43,8 @@ WITHOUT_OWN = (
     "A query's own page is left out of these lists; in the federation it is there, and counts as right,"
     " since who asks wants it."
 )
+NOTE = ("In brackets: 95 % intervals over queries. A letter: significantly better than that row.",)
+TITLE = "Isthmus: four silos, one search box"
 LEAD = "Four silos hold documents that they do not share. How well can they be searched from one box?"
 
 
@@ -71,9 +82,26 @@ class Story:
     sections: tuple[Section, ...]
 
     @property
+    def result(self) -> str:
+        """What it comes to: the fused list beside one central index and one silo alone."""
+        runs = {each.run: each for each in self.comparison.evaluations}
+        if not {HOME, CENTRAL, FUSED} <= runs.keys():
+            return ""
+        values = {name: np.array(list(run.per_query(MEASURES[0]).values())) for name, run in runs.items()}
+        gains = values[FUSED] - values[CENTRAL]
+        gain, lost = bootstrap(gains), int((gains < 0).sum())
+        return (
+            f"Searched together and fused by probability, silos that share no document come to {MEASURES[0]}"
+            f" {values[FUSED].mean():.3f} on {len(gains):,} queries; a silo alone comes to"
+            f" {values[HOME].mean():.3f}, and one central index, which nobody may build, to"
+            f" {values[CENTRAL].mean():.3f}. Beside that index {gain.value:+.3f} [{gain.low:+.3f},"
+            f" {gain.high:+.3f}]; {int((gains > 0).sum()):,} queries gained, {lost:,} got worse."
+        )
+
+    @property
     def table(self) -> Table:
-        """The rankings side by side."""
-        return self.comparison.table(digits=3)
+        """The rankings side by side; remarks on ties and the like left out."""
+        return self.comparison.table(digits=3, remarks=False)
 
 
 def tell(*, seed: int = 0) -> Story:
@@ -86,15 +114,21 @@ def tell(*, seed: int = 0) -> Story:
     return Story(comparison, tale.sections)
 
 
-def save_report(file: Path, story: Story | None, outcome: SearchOutcome | None) -> None:
-    """One page of what there is, the result first."""
-    result: list[str | Table | Plot] = [] if outcome is None else [headline(outcome)]
-    result += [] if story is None else [f"Rankings without learning. {WITHOUT_OWN}", story.table]
-    parts = [Section("What it comes to", tuple(result))]
-    parts += [] if outcome is None else ending(outcome)
-    parts += [] if story is None else story.sections
+def save_report(file: Path, story: Story | None, outcome: SearchOutcome | None) -> list[Path]:
+    """A page of what there is, the result first, to be sent on; the chapters of the story beside it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    Page("Isthmus: four silos, one search box", tuple(parts), LEAD).save(file)
+    results = [] if outcome is None else [headline(outcome)]
+    parts = [] if outcome is None else [*report_sections(outcome)]
+    wrote = [file]
+    if story is not None:
+        results += [story.result] if outcome is None else []
+        how = () if outcome is None else (story.result,)
+        parts.append(Section("Without learning", (*how, WITHOUT_OWN, replace(story.table, notes=NOTE))))
+        parts += [section for section in story.sections[:1] if outcome is None]
+        chapters = Page("Isthmus: the story of four silos", story.sections, LEAD)
+        wrote.append(chapters.save(file.with_name("story.html")))
+    Page(TITLE, tuple(parts), " ".join(results), brief=True).save(file)
+    return wrote
 
 
 def open_page(address: str) -> None:
@@ -114,8 +148,8 @@ def the_world(tale: Tale) -> Tale:
         f"{len(world.documents):,} docstrings of {packages} lie in {len(world.silos)} silos.",
         Table(("silo", "documents", "queries"), tuple(zip(world.silos, documents, queries, strict=True))),
         f"The {len(world.queries):,} queries are first sentences of docstrings; what people linked under"
-        f" See Also is relevant. {_share_elsewhere(world):.0%} of the relevant documents lie in another silo"
-        " than their query.",
+        f" See Also is relevant. {100 * _share_elsewhere(world):.0f} % of the relevant documents lie"
+        " in another silo than their query.",
         "The deal into silos is ours, made for this demonstration; the texts and the links are not.",
     )
 
@@ -176,7 +210,7 @@ def released(tale: Tale) -> Tale:
         " for all; queries stay at home. How common words are, all silos add up without showing their parts.",
         story.released,
         f"A ledger booked all of this before it left. {story.meaning}",
-        f"BM25 from what was released keeps {share:.0%} of the nDCG@10 of exact counts:",
+        f"BM25 from what was released keeps {100 * share:.0f} % of the nDCG@10 of exact counts:",
         story.comparison.table(digits=3),
         story.plot,
     )
@@ -236,9 +270,9 @@ def cotrained(tale: Tale) -> Tale:
     story = cotraining.tell(seed=tale.seed)
     return tale.tell(
         "Pairs across silos, which nobody judged",
-        f"Judgements stay inside a silo, but {story.share:.0%} of the relevant documents lie elsewhere. A"
-        " model may guess the grades of such pairs, or learn from judged pairs alone; others' documents are"
-        " seen through what they release at ε = 8.",
+        f"Judgements stay inside a silo, but {100 * story.share:.0f} % of the relevant documents lie"
+        " elsewhere. A model may guess the grades of such pairs, or learn from judged pairs alone;"
+        " others' documents are seen through what they release at ε = 8.",
         story.table,
         story.sentence,
     )
@@ -249,17 +283,22 @@ CHAPTERS: tuple[Chapter, ...] = (the_world, alone, merged, central, released, fu
 
 def say_section(section: Section) -> None:
     """Print a section on stderr, but for its plots and for notes below tables, which the report has."""
-    say(f"\n{section.heading}", style="bold")
+    say(f"\n{section.heading}", bold=True)
     for part in section.parts:
-        if not isinstance(part, Plot):
-            say(str(replace(part, notes=()) if isinstance(part, Table) else part))
+        if isinstance(part, Table):
+            print(replace(part, notes=()).text(width=80), file=sys.stderr)
+        elif isinstance(part, str):
+            say(part)
 
 
-def say(text: str, *, style: str | None = None) -> None:
-    """Print a paragraph on stderr."""
-    from rich.console import Console
-
-    Console(stderr=True, highlight=False).print(text, markup=False, style=style)
+def say(text: str, *, bold: bool = False) -> None:
+    """Print lines on stderr, folded to the terminal's width; those that go on keep their indent."""
+    width = max(40, shutil.get_terminal_size((80, 24)).columns)
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip())) * 2
+        parts = textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+        styled = bold and line and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        print("\n".join(f"\x1b[1m{part}\x1b[0m" if styled else part for part in parts), file=sys.stderr)
 
 
 def _share_elsewhere(world: Corpus) -> float:

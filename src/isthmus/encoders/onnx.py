@@ -54,7 +54,7 @@ class OnnxModel:
 
     @cached_property
     def file(self) -> Path:
-        """The graph."""
+        """The path of the ONNX graph."""
         file = model_file(self.folder)
         if file is None:
             raise DataError("has no ONNX model", file=self.folder, cure=f"isthmus encoder add {self.folder}")

@@ -97,11 +97,11 @@ class Tuned:
 
     @property
     def seconds(self) -> float:
-        """Of training and validation."""
+        """The time that training and validation took."""
         return float(self.history[-1]["seconds"])
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """The fields, ready for JSON."""
         about = {"folder": str(self.folder), "best": self.best, "seconds": self.seconds}
         return {**about, "validation": dict(self.validation), "history": list(self.history)}
 

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from isthmus.encoders import Vectors
 from isthmus.engines.access import EVERYONE, may_see, principals_of
 from isthmus.engines.engine import ANY, CannotNarrow, Constraints, Matches
-from isthmus.errors import ConfigError, DataError, ServiceError
+from isthmus.errors import ConfigError, DataError, ServiceError, plain
 
 BATCH = 500
 """Documents that are read at once."""
@@ -308,8 +308,7 @@ def well_formed(noun: str) -> Iterator[None]:
 
 
 def _message(text: str) -> str:
-    plain = "".join(sign if sign.isprintable() else " " for sign in text)
-    return " ".join(plain.split())[:200]
+    return " ".join(plain(text).split())[:200]
 
 
 def base_url(url: str) -> str:

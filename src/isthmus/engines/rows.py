@@ -107,25 +107,26 @@ class RowsView:
         packed = np.zeros((len(words), len(rows)), dtype=np.int64)  # counts of a word are 8 bytes
         if packed.size and len(self.terms):
             place, has = self._bisected(rows, self.codes(words).astype(np.int32))
-            packed[has] = self.counts.view(np.int64).take(place[has])
+            packed = self.counts.view(np.int64).take(place, mode="clip") * has
         of_word = packed.view(COUNTS)
         title, lead, body = (of_word[name].astype(np.int32).T for name in COUNTS.names or ())
-        documents = self.documents
-        return WordCounts(title, body, lead, documents["lengths"][rows], documents["distinct"][rows])
+        documents = self.documents.take(rows)
+        return WordCounts(title, body, lead, documents["lengths"], documents["distinct"])
 
     def _bisected(self, rows: IntArray, codes: NDArray[np.int32]) -> tuple[IntArray, Mask]:
         """Where each code stands among each document's terms, if it does: bisected for all at once."""
-        starts, wanted = self._starts("terms", rows), codes[:, None]
+        starts, shape = self._starts("terms", rows), (len(codes), len(rows))
         sizes = self.documents["terms"][rows] - starts
-        is_empty = sizes == 0
-        place = np.tile(starts - 1, (len(codes), 1))
-        for _ in range(int(sizes.max() - 1).bit_length()):  # it is among the `sizes` terms after `place`
-            half = sizes >> 1
-            probe = place + half
-            np.copyto(place, probe, where=self.terms.take(probe, mode="clip") < wanted)
-            sizes = sizes - half
+        # in one dimension, which takes a fifth less time than two
+        place, left = np.tile(starts - 1, len(codes)), np.tile(sizes, len(codes))
+        wanted = np.repeat(codes, len(rows))
+        for _ in range(int(sizes.max() - 1).bit_length()):  # it is among the `left` terms after `place`
+            half = left >> 1
+            place += half * (self.terms.take(place + half, mode="clip") < wanted)
+            left -= half
         place += 1
-        return place, (self.terms.take(place, mode="clip") == wanted) & ~is_empty
+        has = (self.terms.take(place, mode="clip") == wanted) & (left > 0)
+        return place.reshape(shape), has.reshape(shape)
 
     def limited(self, rows: IntArray) -> RowsView:
         """The same with no living documents but those of some rows; `totals` stay those of all."""

@@ -25,7 +25,7 @@ def open_remote(location: Location) -> RemoteEngine:
     scheme = urlsplit(location.url).scheme or ("postgresql" if "=" in location.url else "")
     if scheme not in SCHEMES:
         raise ConfigError(
-            f"no engine is known by {scheme}://",
+            f"no engine is known by {scheme}://" if scheme else "the address names no engine",
             key="engine.url",
             expected=", ".join(f"{each}://" for each in SCHEMES),
         )

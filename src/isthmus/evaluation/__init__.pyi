@@ -1,3 +1,4 @@
+from isthmus.evaluation.comparison import LARGE_LOSS as LARGE_LOSS
 from isthmus.evaluation.comparison import Comparison as Comparison
 from isthmus.evaluation.comparison import Testing as Testing
 from isthmus.evaluation.comparison import compare as compare
@@ -19,7 +20,6 @@ from isthmus.evaluation.probability import outcomes_of as outcomes_of
 from isthmus.evaluation.probability import reliability as reliability
 from isthmus.evaluation.probability import reliability_diagram as reliability_diagram
 from isthmus.evaluation.probability import sampling_floor as sampling_floor
-from isthmus.evaluation.probability import top_ece as top_ece
 from isthmus.evaluation.propensity import Propensity as Propensity
 from isthmus.evaluation.results import Evaluation as Evaluation
 from isthmus.evaluation.results import check_per_query as check_per_query

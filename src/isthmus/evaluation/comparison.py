@@ -105,7 +105,7 @@ class Comparison(Tabular):
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """The columns."""
+        """The measures that are compared, in order."""
         return self.evaluations[0].measures if self.evaluations else ()
 
     @cached_property
@@ -133,8 +133,13 @@ class Comparison(Tabular):
             self._intervals[run, measure] = self._interval(evaluation, measure)
         return self._intervals[run, measure]
 
-    def table(self, *, title: str = "", intervals: bool = True, digits: int = 4) -> Table:
-        """One row per run, one column per measure; a letter: significantly better than that run."""
+    def table(
+        self, *, title: str = "", intervals: bool = True, digits: int = 4, remarks: bool = True
+    ) -> Table:
+        """One row per run, one column per measure; a letter: significantly better than that run.
+
+        `remarks` on missing queries, ties and the like are notes below it.
+        """
         letters = {e.run: _letter(at) for at, e in enumerate(self.evaluations)}
         marks = self._marks(letters)
         several = len(self.evaluations) > 1
@@ -143,7 +148,8 @@ class Comparison(Tabular):
             cells = [self._cell(evaluation, m, marks, intervals=intervals) for m in self.measures]
             rows.append(((letters[evaluation.run],) if several else ()) + (evaluation.run, *cells))
         header = ((" ",) if several else ()) + ("run", *map(str, self.measures))
-        return Table(header, tuple(rows), title, tuple(self._notes(intervals)), digits)
+        noted = [remark for one in self.evaluations for remark in one.remarks()] if remarks else []
+        return Table(header, tuple(rows), title, (*self._notes(intervals), *noted), digits)
 
     def risks(self, *, alpha: float = 1.0) -> tuple[QueryRisk, ...]:
         """The risk of every run under every measure, on the queries that count for all runs.
@@ -348,8 +354,6 @@ class Comparison(Tabular):
         if intervals:
             yield f"In brackets: {1 - how.alpha:.0%} bootstrap interval over {self._units}."
         yield from self._conventions()
-        for evaluation in self.evaluations:
-            yield from evaluation.remarks()
 
     @property
     def _units(self) -> str:

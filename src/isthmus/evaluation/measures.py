@@ -310,7 +310,7 @@ class Measure:
 
 
 def as_measures(measures: Iterable[str | Measure]) -> tuple[Measure, ...]:
-    """Parsed, in order."""
+    """The measures that these names or measures stand for; ConfigError for an unknown one."""
     if isinstance(measures, str):
         raise ConfigError(f"{measures!r} is one measure where a list of them is expected: [{measures!r}]")
     return tuple(item if isinstance(item, Measure) else Measure.parse(item) for item in measures)

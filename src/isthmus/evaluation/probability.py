@@ -206,11 +206,6 @@ def outcomes_of(
     return probabilities[mask], (ranking.grades[mask] >= rel).astype(np.float64)
 
 
-def top_ece(qrels: Qrels, run: Run, *, top: int = 10, bins: int = BINS, rel: int = 1) -> float:
-    """ECE of the hits that a reader sees: the top k of every list."""
-    return ece(*outcomes_of(qrels, run, top=top, rel=rel), bins=bins)
-
-
 @dataclass(frozen=True)
 class Floor:
     """The ECE of a perfectly calibrated model on the same hits: its mean and its 95 % quantile."""

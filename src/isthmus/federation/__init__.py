@@ -2,4 +2,4 @@
 
 from isthmus.facade import contents
 
-__getattr__, __dir__, __all__ = contents(__name__, renamed={"RiskOptions": "FedRisk"})
+__getattr__, __dir__, __all__ = contents(__name__)

@@ -25,7 +25,8 @@ from isthmus.evaluation import Evaluation, evaluate
 from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.clients import client_app, no_book, simulated_book
 from isthmus.federation.flower import Grid, Mod
-from isthmus.federation.plots import curve, run_page
+from isthmus.federation.judge import Judge
+from isthmus.federation.plots import curve, result_of, run_page
 from isthmus.federation.rounds import Coordinator, HeldOut, RoundRecord, State
 from isthmus.federation.runtimes import run_in
 from isthmus.federation.settings import LEAST, MODEL, PER_ROUND, Config, StrategyOptions
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 PROBE, FEW = 40, 10
 """Most queries of the probe, and the number below which validation queries are too few for one."""
+SINGLE = 200
+"""Validation queries that choose the feature a ranker is measured beside."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,6 +59,8 @@ class Training(Tabular):
     """How many rows of every grade each simulated silo held."""
     evaluation: Evaluation | None = None
     """The measures of `final` for every query."""
+    single: Evaluation | None = None
+    """The same of one feature alone, the best on validation queries: what training has to beat."""
 
     @property
     def rounds(self) -> int:
@@ -63,7 +68,7 @@ class Training(Tabular):
         return len(self.history)
 
     def to_arrow(self) -> pa.Table:
-        """One row a round: validation nDCG@10, mean local loss, length of the model, silos asked, seconds."""
+        """One row a round: nDCG@10(empty=skip) on validation, mean local loss, length of the model, silos."""
         columns = ("round", "measure", "loss", "norm", "cosine", "attempts", "refused", "seconds")
         numbers = {name: [getattr(record, name) for record in self.history] for name in columns}
         silos = [len(record.asked) for record in self.history]
@@ -71,12 +76,13 @@ class Training(Tabular):
         return pa.table(numbers | {"silos": silos, "rejected": rejected})
 
     def plot(self) -> Plot:
-        """Validation nDCG@10 after every round."""
+        """nDCG@10(empty=skip) on validation after every round."""
         return curve(self.history)
 
     def page(self, title: str = "Training") -> Page:
         """The run in plots and tables: who holds what, learning, weights and risks of silos, refusals."""
-        return run_page(self.history, title, label_counts=self.label_counts)
+        result = result_of(self.evaluation, self.single)
+        return run_page(self.history, title, result=result, label_counts=self.label_counts)
 
     def __repr__(self) -> str:
         measures = ", ".join(f"{name} {value:.4f}" for name, value in self.final.items())
@@ -132,7 +138,8 @@ def train(
     dealt = deal(fold.train, whole.dealing, Streams(config.seed))
     tables, held_out = spoil(dealt.parts(fold.train)), HeldOut(fold.validation, probe)
     state = simulate(whole, tables, held_out, start=start, remember=remember, mods=mods)
-    trained = finished(whole, state, fold.test if len(fold.test) else fold.validation, folder)
+    parts = {"validation": fold.validation, "test": fold.test}
+    trained = finished(whole, state, {name: part for name, part in parts.items() if len(part)}, folder)
     return replace(trained, label_counts=dealt.label_counts(fold.train.grades))
 
 
@@ -288,11 +295,12 @@ def train_in_folder(
     tables = {name: read_letor(path) for name, path in files.items() if path is not None}
     folder.environment(tables, config)
     state = rounds(tables, folder.state(config), lambda state: folder.save(state, config))
-    return finished(config, state, tables.get("test", tables.get("validation")), folder)
+    return finished(config, state, tables, folder)
 
 
-def finished(config: Config, state: State, tested: Letor | None, folder: RunFolder | None) -> Training:
-    """The ranker of a state, measured on held-out queries if there are any, and saved."""
+def finished(config: Config, state: State, tables: Mapping[str, Letor], folder: RunFolder | None) -> Training:
+    """The ranker of a state, measured on test, else validation queries if there are any, and saved."""
+    tested = tables.get("test", tables.get("validation"))
     parameters = state.released(config.rounds.release)
     ranker = MLP.of(parameters, state.scaling, training=config.local, scoring=config.model.scoring)
     evaluation = None if tested is None else _measured(ranker, tested, config)
@@ -310,7 +318,22 @@ def finished(config: Config, state: State, tested: Letor | None, folder: RunFold
         }
         folder.finish(state, summary)
     where = None if folder is None else folder.path
-    return Training(ranker, state.history, final, digest, state.stopped, where, evaluation=evaluation)
+    single = None if evaluation is None else _single(tables, config)
+    return replace(
+        Training(ranker, state.history, final, digest, state.stopped, where),
+        evaluation=evaluation,
+        single=single,
+    )
+
+
+def _single(tables: Mapping[str, Letor], config: Config) -> Evaluation | None:
+    """The measures of one feature alone; None where it cannot be chosen on other queries than the tested."""
+    tested, watched = tables.get("test"), tables.get("validation")
+    if tested is None or watched is None or not len(_relevant(watched)):
+        return None
+    feature, sign = Judge(watched[:SINGLE]).best_feature()
+    scores = sign * np.nan_to_num(np.asarray(tested.features)[:, feature])
+    return evaluate(tested.qrels(), tested.run(scores, name=f"feature {feature + 1}"), config.measures)
 
 
 def _measured(ranker: MLP, tested: Letor, config: Config) -> Evaluation:

@@ -37,7 +37,7 @@ PACKAGES = ("isthmus", "numpy", "scipy", "flwr")
 
 
 class Checkpoint(Bundle):
-    """A state on disk."""
+    """The state of a training run in a folder."""
 
     noun: ClassVar[str] = "checkpoint"
     version: ClassVar[int] = 1

@@ -269,5 +269,5 @@ class BatchErrors:
             self._batches.append(errors.astype(np.float32))
 
     def table(self) -> NDArray[np.float32]:
-        """One row per batch."""
+        """The errors collected, batches × rows of a batch."""
         return np.stack(self._batches) if self._batches else np.zeros((0, self.size), np.float32)

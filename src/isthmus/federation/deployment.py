@@ -269,8 +269,7 @@ def cooperate(run: Cooperation, grid: Grid) -> Training:
         held_out = HeldOut(tables.get("validation"))
         return Conductor(run.training, run.grades, held_out, run.silos).run(grid, start, remember)
 
-    files = {"validation": run.validation, "test": run.test}
-    return train_in_folder(folder, config, files, rounds)
+    return train_in_folder(folder, config, {"validation": run.validation, "test": run.test}, rounds)
 
 
 @dataclass(frozen=True)

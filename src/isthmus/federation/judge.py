@@ -1,4 +1,4 @@
-"""nDCG@10 of a network on queries the coordinator holds: the probe of FedRisk, and validation."""
+"""nDCG@10(empty=skip) of a network on queries the coordinator holds: the probe of FedRisk, and validation."""
 
 from __future__ import annotations
 
@@ -87,8 +87,18 @@ class Judge:
         return np.divide(wrong, self._pairs, out=np.zeros(len(self)), where=self._pairs > 0)
 
     def measure(self, parameters: Mapping[str, NDArray[Any]]) -> float:
-        """Mean nDCG@10."""
+        """nDCG@10(empty=skip)."""
         return float(1.0 - self.errors(parameters).mean())
+
+    def best_feature(self) -> tuple[int, float]:
+        """The feature that by itself ranks the queries best, its sign −1 where small values come first."""
+        columns = np.asarray(self.table.features, dtype=np.float64)[self._tied]
+        values = {
+            (at, sign): float((self._sums(sign * columns[:, at], self._discounts) / self._ideal).mean())
+            for at in range(columns.shape[1])
+            for sign in (1.0, -1.0)
+        }
+        return max(values, key=values.__getitem__)
 
     def _scores(self, parameters: Mapping[str, NDArray[Any]]) -> NDArray[np.float64] | None:
         """Every document's score in the order of ties; None where one is not a number."""

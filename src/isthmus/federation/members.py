@@ -124,7 +124,7 @@ def noise_of(message: Message, context: Context) -> PrivateUpdates | None:
 
 
 def kept_model(context: Context, session: bytes) -> messages.Arrays:
-    """The model that waits."""
+    """The trained model that waits for its weight in this session; ProtocolError if there is none."""
     if _MODEL + session.hex() not in context.state:
         raise ProtocolError("no trained model waits for its weight")
     return messages.unpack(context.state.array_records[_MODEL + session.hex()])
@@ -270,7 +270,7 @@ def _member(context: Context, session: bytes, trust: Trust | None = None) -> Mem
 
 
 SUM = "the sum"
-"""Who is to blame where nobody can be."""
+"""What a failure is attributed to where no silo can be named."""
 IN_SUM = " (its model is in the sum)"
 
 

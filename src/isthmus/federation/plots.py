@@ -8,25 +8,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.errors import several
+from isthmus.evaluation import LARGE_LOSS, Evaluation, Interval, bootstrap
 from isthmus.federation.rounds import RoundRecord
+from isthmus.federation.settings import WATCHED
 from isthmus.partition import LabelCounts
 from isthmus.report import Page, Plot, Section, Series, Table, line_plot
 
 History = Sequence[RoundRecord]
 _SHADES = ("#443983", "#31688e", "#21918c", "#35b779", "#90d743", "#fde725")
 """Grades from low to high."""
+CELLS = "an empty cell: not asked in that round; a cross: an answer that was not used"
 
 
 def curve(history: History) -> Plot:
-    """Validation nDCG@10 after every round."""
+    """`WATCHED` on validation queries after every round."""
     points = [(record.round, record.measure) for record in history if record.measure is not None]
-    return _line(points, "validation", "nDCG@10", "After every round")
+    caption = "Validation queries that have a relevant document, after every round"
+    return _line(points, "validation", WATCHED, caption)
 
 
 def lengths(history: History) -> Plot:
     """‖θ‖ over the rounds, as a power of ten: growth shows as a slope, freezing as none."""
     points = [(record.round, float(np.log10(record.norm))) for record in history if record.norm]
-    return _line(points, "‖θ‖", "log10 ‖θ‖", "Length of the global model")
+    return _line(points, "‖θ‖", "length ‖θ‖, log₁₀", "Length of the global model after every round")
 
 
 def _line(points: Sequence[tuple[int, float]], name: str, y: str, caption: str) -> Plot:
@@ -37,12 +42,12 @@ def _line(points: Sequence[tuple[int, float]], name: str, y: str, caption: str) 
 def weights(history: History) -> Plot:
     """Every candidate's weight in every round; crosses are answers that were refused."""
     rows = [record.weights for record in history]
-    return _mosaic(history, rows, "weight", "Weights; a cross is an answer that was not used")
+    return _mosaic(history, rows, "weight", f"Weights; {CELLS}")
 
 
 def risks(history: History) -> Plot:
     """Every candidate's risk in every round."""
-    return _mosaic(history, [record.risks for record in history], "risk", "Risks; a cross as before")
+    return _mosaic(history, [record.risks for record in history], "risk", f"Risks; {CELLS}")
 
 
 def _mosaic(history: History, rows: Sequence[Mapping[str, float]], quantity: str, caption: str) -> Plot:
@@ -52,18 +57,21 @@ def _mosaic(history: History, rows: Sequence[Mapping[str, float]], quantity: str
     for column, row in enumerate(rows):
         for name, value in row.items():
             cells[place[name], column] = value
-    crosses = [(column, place[name]) for column, r in enumerate(history) for name in r.rejected]
+    crosses = [(record.round, place[name]) for record in history for name in record.rejected]
+
+    first, last = (history[0].round, history[-1].round) if history else (1, 1)
 
     def draw(axes: Any) -> None:
-        image = axes.imshow(cells, aspect="auto", cmap="viridis", interpolation="none")
+        place = (first - 0.5, last + 0.5, len(names) - 0.5, -0.5)
+        image = axes.imshow(cells, aspect="auto", cmap="viridis", interpolation="none", extent=place)
         if crosses:
             columns, places = zip(*crosses, strict=True)
             axes.scatter(columns, places, marker="x", s=12, color="crimson")
         if len(names) <= 40:
             axes.set_yticks(range(len(names)), names, fontsize=7)
-        else:
-            axes.set_ylabel("silo")
+        axes.set_ylabel("silo")
         axes.set_xlabel("round")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(visible=False)
         axes.figure.colorbar(image, ax=axes, label=quantity)
 
@@ -83,7 +91,11 @@ def who_holds_what(table: LabelCounts, *, label: str = "grade", unit: str = "row
         axes.set_xlabel("silo")
         axes.set_ylabel(unit)
         axes.set_xlim(-0.6, len(silos) - 0.4)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        if len(silos) <= 20:
+            digits = len(str(len(silos) - 1))
+            axes.set_xticks(silos, [f"silo-{at:0{digits}}" for at in silos], rotation=60, fontsize=7)
+        else:
+            axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(visible=False, axis="x")
         axes.set_axisbelow(True)
         axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
@@ -101,21 +113,48 @@ def refusals(history: History) -> Table:
     return Table(("silo", "rounds", "last reason"), rows, title="Answers that were not used")
 
 
-def run_page(history: History, title: str, *, label_counts: LabelCounts | None = None) -> Page:
-    """One page for a run; with `label_counts` it shows how many rows of every grade each silo has."""
+def result_of(evaluation: Evaluation | None, single: Evaluation | None = None) -> str:
+    """What came of a run in a sentence or two: its first measure, beside that of a single feature."""
+    if evaluation is None or not evaluation.measures:
+        return "No test queries: nothing was measured."
+    measure = evaluation.measures[0]
+    values = evaluation.values[measure]
+    mean = bootstrap(values)
+    result = f"{measure} {_with_interval(mean, '')} on {several(mean.n, 'test query', 'test queries')}."
+    if single is None:
+        return result
+    gains = values - single.values[measure]
+    gain, lost = bootstrap(gains), int((gains < 0).sum())
+    verdict = "better" if gain.low > 0 else "worse" if gain.high < 0 else "not clearly better or worse"
+    return (
+        f"{result} That is {verdict} than {single.run} alone, which ranks validation queries best"
+        f" ({single[measure]:.3f}): {_with_interval(gain, '+')}. {int((gains > 0).sum()):,} queries gained,"
+        f" {lost:,} got worse, {int((gains < -LARGE_LOSS).sum()):,} of them by more than {LARGE_LOSS:g}."
+    )
+
+
+def _with_interval(interval: Interval, sign: str) -> str:
+    value, low, high = (f"{bound:{sign}.3f}" for bound in (interval.value, interval.low, interval.high))
+    return f"{value} (95 % interval {low} to {high})"
+
+
+def run_page(
+    history: History, title: str, *, result: str = "", label_counts: LabelCounts | None = None
+) -> Page:
+    """One page for a run, the result first; with `label_counts`, the rows of every grade each silo has."""
+    last = history[-1] if history else RoundRecord(0)
+    protected = f" Protection: {last.protection}." if last.protection else ""
+    rounds = f"{several(len(history), 'round')}. Privacy of the updates: {last.privacy}.{protected}"
     parts: list[Section] = []
-    if label_counts is not None:
-        parts.append(Section("The silos", (who_holds_what(label_counts),)))
     if any(record.measure is not None for record in history):
         parts.append(Section("Learning", (curve(history),)))
+    if label_counts is not None:
+        parts.append(Section("The silos", (who_holds_what(label_counts),)))
     if any(record.weights for record in history):
         parts.append(Section("Weights", (weights(history),)))
     if any(record.risks for record in history):
         parts.append(Section("Risks", (risks(history),)))
-    parts.append(Section("The global model", (lengths(history),)))
     if any(record.rejected for record in history):
         parts.append(Section("Refusals", (refusals(history),)))
-    last = history[-1] if history else RoundRecord(0)
-    protected = f" Protection: {last.protection}." if last.protection else ""
-    lead = f"{len(history)} rounds. Privacy of the updates: {last.privacy}.{protected}"
-    return Page(title, tuple(parts), lead=lead)
+    parts.append(Section("The global model", (lengths(history),)))
+    return Page(title, tuple(parts), lead=" ".join(filter(None, (result, rounds))))

@@ -29,7 +29,7 @@ from isthmus.federation.members import SUM, SecureSumRelay, even, sum_to_mean
 from isthmus.federation.messages import NOT_FINITE, Checked, ReplyLimits, check
 from isthmus.federation.noise import private, statement
 from isthmus.federation.registration import Registration
-from isthmus.federation.settings import PER_ROUND, Config
+from isthmus.federation.settings import PER_ROUND, WATCHED, Config
 from isthmus.private.ledger import NO_GUARANTEE
 from isthmus.randomness import Streams
 from isthmus.rankers import Scaling, initial_parameters, train_epochs
@@ -71,7 +71,7 @@ class RoundRecord:
     cosine: float | None = 1.0
     """Between the global model and the one before."""
     measure: float | None = None
-    """Validation nDCG@10, of the average over rounds where that is what will be released."""
+    """nDCG@10(empty=skip) on validation, of the average over rounds where that is what will be released."""
     attempts: int = 1
     privacy: str = NO_GUARANTEE
     """What an update's ε is, in words."""
@@ -82,6 +82,20 @@ class RoundRecord:
     def to_mapping(self) -> dict[str, Any]:
         """The fields, ready for JSON."""
         return asdict(self)
+
+    def measures(self) -> dict[str, float | None]:
+        """The numbers of the round by name, for trackers; those of silos by silo."""
+        by_silo = {"weight": self.weights, "risk": self.risks}
+        return {
+            f"validation/{WATCHED}": self.measure,
+            "train/loss": self.loss,
+            "model/norm": self.norm,
+            "model/cosine": self.cosine,
+            "round/rejected": len(self.rejected),
+            "round/attempts": self.attempts,
+            "round/seconds": self.seconds,
+            **{f"{name}/{silo}": value for name, table in by_silo.items() for silo, value in table.items()},
+        }
 
 
 @dataclass(frozen=True)
@@ -161,7 +175,7 @@ class Coordinator:
                 state = self._judged(self._round(state))
                 remember(state)
                 measure = state.history[-1].measure
-                bar.advance(note="" if measure is None else f"nDCG@10 {measure:.4f}")
+                bar.advance(note="" if measure is None else f"{WATCHED} {measure:.4f}")
         return state
 
     def _prepared(self, state: State | None) -> State:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-from isthmus.config import former_key, require, two_names
-from isthmus.facade import former_names
+from isthmus.config import require
 from isthmus.partition import Dealing
 from isthmus.rankers import LocalTraining, Scoring
 
@@ -102,10 +100,6 @@ class FedRisk:
         if growth > 1 and not self.renormalise:
             faults["A3"] = f"alpha_mix + beta_mix = {growth:g}: parameters grow about {growth:g}-fold a round"
         return dict(sorted(faults.items()))
-
-
-if not TYPE_CHECKING:
-    __getattr__ = former_names(__name__, {"RiskOptions": "FedRisk"})
 
 
 Mean = Literal["fedavg", "fedavgm", "fedprox", "fedopt", "fedadam", "fedyogi", "fedadagrad"]
@@ -335,21 +329,10 @@ class Rounds:
         require(enough, f"minimum = {self.minimum} is more than the {self.silos} silos of a round")
 
 
-def read_engine_as_runtime(config: Any) -> None:
-    """Move what stands under `engine`, the old name of `runtime`, to `runtime`, with a warning.
-
-    For `__post_init__` of frozen configurations that have both fields.
-    """
-    if config.engine is not None:
-        if config.runtime not in ("in-process", config.engine):
-            raise two_names("engine", config.engine, "runtime", config.runtime)
-        warnings.warn("engine is called runtime now; change the key", FutureWarning, stacklevel=4)
-        object.__setattr__(config, "runtime", config.engine)
-        object.__setattr__(config, "engine", None)
-
-
 _SKIPPING = ("nDCG@1", "nDCG@5", "nDCG@10", "MRR@10")
 MEASURES = ("nDCG@10", *(f"{name}(empty=skip)" for name in _SKIPPING))
+WATCHED = "nDCG@10(empty=skip)"
+"""What validation measures after every round; queries without a relevant document do not count."""
 
 
 @dataclass(frozen=True)
@@ -357,7 +340,10 @@ class Config:
     """A training run: data, silos, rounds, strategy, local training, model, protection, as in a TOML file."""
 
     retired: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"faults": "faults are given to isthmus_reproduce.faults.FaultyConfig now"}
+        {
+            "faults": "faults are given to isthmus_reproduce.faults.FaultyConfig now",
+            "engine": "it is called runtime now",
+        }
     )
     """Keys of the previous release, empty in its run folders, and the cure for a filled one."""
     data: str = "synthetic"
@@ -379,13 +365,10 @@ class Config:
     ledgers: Path | None = None
     """Where simulated silos keep ledgers of what leaves them, as real ones do; by default nowhere."""
     runtime: Literal["in-process", "ray"] = "in-process"
-    engine: Literal["in-process", "ray"] | None = former_key("runtime")
-    """The old name of `runtime`, read until the next release."""
     workers: int | None = None
     measures: tuple[str, ...] = MEASURES
 
     def __post_init__(self) -> None:
-        read_engine_as_runtime(self)
         if self.rounds.silos is not None and self.rounds.silos > (self.dealing.silos or self.rounds.silos):
             raise ValueError(
                 f"rounds.silos = {self.rounds.silos} of dealing.silos = {self.dealing.silos}"

@@ -31,7 +31,7 @@ class SiloData(Protocol):
         """Its rows, as they are."""
 
     def scaled(self, context: Context, scaling: Scaling) -> Letor:
-        """Its rows, scaled."""
+        """The silo's rows under a scaling."""
 
 
 class Tables:
@@ -95,7 +95,7 @@ class Files:
         return cls(folder)
 
     def name(self, context: Context) -> str:
-        """As in memory."""
+        """The silo's name, which the simulation gives it."""
         return silo_name(context)
 
     def table(self, context: Context) -> Letor:

@@ -111,14 +111,14 @@ class Auto(Fuser):
         return fusers[best], trials, scores[best], probabilities
 
     def fuse(self, runs: Sequence[Run], *, name: str = "") -> Run:
-        """By the chosen method."""
+        """One run of several, by the chosen method."""
         self._matched(runs)
         return self.chosen_.fuse(runs, name=name)
 
     def explain(
         self, runs: Sequence[Run], query: str, document: str | None = None, *, depth: int = 10
     ) -> list[Explanation]:
-        """By the chosen method."""
+        """How each document's score came about, by the chosen method."""
         self._matched(runs)
         return self.chosen_.explain(runs, query, document, depth=depth)
 

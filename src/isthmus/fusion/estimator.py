@@ -46,7 +46,7 @@ class Explanation(Tabular):
     parts: Sequence[RetrieverScore]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields, ready for JSON."""
         return asdict(self)
 
     def to_arrow(self) -> pa.Table:

@@ -20,7 +20,7 @@ KINDS: dict[str, type[Fuser]] = {kind.method: kind for kind in (Stacked, LogOdds
 
 
 class SavedFuser(Bundle):
-    """A fuser's file."""
+    """The file format of a fuser."""
 
     noun = "fuser"
 

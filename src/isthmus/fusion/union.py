@@ -37,7 +37,7 @@ class Lists:
 
     @cached_property
     def ranks(self) -> IntArray:
-        """From 0."""
+        """The place of every row in its list, from 0."""
         return np.arange(len(self.scores)) - self.offsets[self.list_of_row]
 
     @cached_property

@@ -105,7 +105,7 @@ class RankedLists:
 
     @property
     def profiles(self) -> FloatArray:
-        """Of every query."""
+        """The profile of every query: the shape of its list beside its own features."""
         return np.column_stack((shapes(self.margins), self.of_query))
 
     @property

@@ -88,7 +88,7 @@ class Difference:
         return None if clear >= MOST_NEEDED or losers >= MOST_LOSERS else max(clear, few, self.queries + 1)
 
     def to_json(self) -> dict[str, Any]:
-        """For a record."""
+        """The fields, ready for JSON."""
         return {**vars(self), "needed": self.needed}
 
 

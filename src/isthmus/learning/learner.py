@@ -75,7 +75,7 @@ class BaselineScale:
 
     @property
     def weights(self) -> FloatArray:
-        """Of the standardised columns."""
+        """The weights of the standardised columns."""
         weights = np.zeros(len(COLUMNS))
         weights[_BM25] = 0.5 if self.dense else 1.0
         weights[_DENSE] = 0.5 if self.dense else 0.0

@@ -193,11 +193,11 @@ class SearchModel:
         return {name: parts[:, list(columns)].sum(axis=1) for name, columns in GROUPS.items()}
 
     def to_bytes(self) -> bytes:
-        """For the wire."""
+        """The model as the bytes of its file."""
         return self._saved().to_bytes()
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write a file."""
+        """Write the model's file."""
         self._saved().write(path)
 
     def _saved(self) -> SavedModel:

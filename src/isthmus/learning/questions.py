@@ -55,7 +55,7 @@ class LearningQuestion:
     """What a silo is asked; every kind says what its answer is."""
 
     def to_bytes(self) -> bytes:
-        """For the wire."""
+        """The question as bytes."""
         header: dict[str, Any] = {"kind": type(self).__name__}
         arrays = {}
         for each in fields(self):
@@ -98,7 +98,15 @@ class ColumnMoments(LearningQuestion):
 
 
 @dataclass(frozen=True, eq=False)
-class LossSums(LearningQuestion):
+class Standardised(LearningQuestion):
+    """About columns less `centre`, divided by `scale`, one value a column."""
+
+    centre: FloatArray
+    scale: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class LossSums(Standardised):
     """Of several fits, one after the other: loss, gradient and Hessian of a logistic model of relevance.
 
     Features are the score `lead` of the standardised columns, the columns where `used` is 1, and 1; row k of
@@ -106,8 +114,6 @@ class LossSums(LearningQuestion):
     `by_query` says of its query, in the order of outcomes, and all rows of a silo as `silo_weights` say.
     """
 
-    centre: FloatArray
-    scale: FloatArray
     lead: FloatArray
     used: FloatArray
     thetas: FloatArray
@@ -117,24 +123,20 @@ class LossSums(LearningQuestion):
 
 
 @dataclass(frozen=True, eq=False)
-class BestMargins(LearningQuestion):
+class BestMargins(Standardised):
     """The highest margins of every query, `LIST` each, −inf where there are fewer; collected.
 
     `weights` are of the standardised columns: one row for all queries, or one for those of each fold.
     """
 
-    centre: FloatArray
-    scale: FloatArray
     weights: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
-class Ranked(LearningQuestion):
+class Ranked(Standardised):
     """About the merged lists of all queries, whose highest margins are in `best` as `BestMargins` gave them.
     Equal margins share their places."""
 
-    centre: FloatArray
-    scale: FloatArray
     weights: FloatArray
     best: FloatArray
 
@@ -156,25 +158,21 @@ class HitsByCell(Ranked):
 
 
 @dataclass(frozen=True, eq=False)
-class OwnModel(LearningQuestion):
+class OwnModel(Standardised):
     """The weights of the columns in a model of this silo's judgements alone, fitted with these penalties to
     the features of `LossSums`; collected, in the mode that weighs silos. It is for examination, not for use:
     no weight is bounded, so that it shows where judgements go against words."""
 
-    centre: FloatArray
-    scale: FloatArray
     lead: FloatArray
     used: FloatArray
     penalty: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
-class CrossExamination(LearningQuestion):
+class CrossExamination(Standardised):
     """Errors 1 − nDCG@10 of every silo's model on the queries judged here, over the candidates here: sums of
     every model by fold, and last the number of queries by fold; collected."""
 
-    centre: FloatArray
-    scale: FloatArray
     weights: FloatArray
 
 
@@ -276,7 +274,7 @@ class JudgedRows:
 
     @property
     def queries(self) -> int:
-        """How many there are."""
+        """The number of judged queries."""
         return len(self.fold)
 
     def answer(self, question: LearningQuestion) -> FloatArray:

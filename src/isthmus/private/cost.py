@@ -92,7 +92,7 @@ def advanced(loss: PrivacyLoss, delta: float) -> float:
 
 
 def zcdp(loss: PrivacyLoss, delta: float) -> float:
-    """Σ ρ, converted."""
+    """Σ ρ, converted to an ε at δ."""
     return zcdp_to_approximate(loss.rho, delta)
 
 

@@ -17,14 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import ConfigError, PrivacyError, ProtocolError
-from isthmus.facade import former_names
 from isthmus.private import mechanisms, messages
 from isthmus.private.cost import ChargeAll, Cost, Covered
 from isthmus.private.decoys import Decoys
@@ -57,10 +56,6 @@ class CountRelease:
         """What everybody may know of it."""
         family, kind = self.family, self.mechanism
         return messages.Terms(kind.name, self.field, kind.epsilon, family.rows, family.width, family.epoch)
-
-
-if not TYPE_CHECKING:
-    __getattr__ = former_names(__name__, {"Release": "CountRelease"})  # for one more release
 
 
 class Owner:

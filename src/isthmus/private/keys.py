@@ -76,12 +76,12 @@ class Identity:
 
     @classmethod
     def fresh(cls, name: str) -> Identity:
-        """New keys."""
+        """An identity with new keys."""
         return cls(name, Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
 
     @property
     def card(self) -> Card:
-        """The public side."""
+        """The public keys, for the others."""
         verifying, sealing = self.signing.public_key(), self.opening.public_key()
         return Card(self.name, verifying.public_bytes_raw(), sealing.public_bytes_raw())
 
@@ -236,7 +236,7 @@ class Keyring:
                 _keep(file, {"epoch": epoch, "secret": os.urandom(KEY).hex()})
 
     def identity(self) -> Identity:
-        """Who this silo is."""
+        """This silo's identity, from its key file; an error if there is none."""
         fields = _secret(self.path / "identity.key", ("signing", "opening"), "isthmus keys new makes one")
         signing, opening = (bytes.fromhex(fields[part]) for part in ("signing", "opening"))
         keys = Ed25519PrivateKey.from_private_bytes(signing), X25519PrivateKey.from_private_bytes(opening)

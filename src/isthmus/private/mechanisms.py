@@ -375,7 +375,7 @@ class Scalar(Mechanism):
         return noisy
 
     def read(self, values: NDArray[Any], signs: NDArray[np.int8], used: IntArray) -> NDArray[Any]:
-        """What was answered."""
+        """The answer as it came: one number a word and document."""
         first: NDArray[Any] = values[:, 0]
         return first
 

@@ -8,8 +8,9 @@ The protocol is that of Bonawitz et al. (CCS 2017) against a relay that does not
     member.confirm(answered)      a signature over who answered, and over all that was agreed before
     member.reveal(signatures)     of those who answered a share of their seed, of the others one of their key
 
-and the relay's `total(…)` takes the masks away. It learns the sum over the members who answered, and nothing
-else, as long as fewer than a third of the members tell it their secrets. Members may drop out at every step
+and the relay's `Summation.total(…)` takes the masks away. It learns the sum over the members who answered,
+and nothing else, as long as fewer than a third of the members tell it their secrets.
+Members may drop out at every step
 while `threshold` of them are left, which is above two thirds of all: every member checks that itself, and
 
 - reveals nothing before `threshold` members have signed the very list it has signed itself. Two lists would
@@ -98,13 +99,13 @@ class Revealed:
     keys: Mapping[str, bytes]
 
     def parts(self) -> Parts:
-        """By kind and member."""
+        """The shares as named bytes: `seed/MEMBER` and `key/MEMBER`."""
         named = {f"seed/{name}": share for name, share in self.seeds.items()}
         return named | {f"key/{name}": share for name, share in self.keys.items()}
 
     @classmethod
     def of(cls, parts: Mapping[str, bytes]) -> Revealed:
-        """What `parts` named."""
+        """The shares that `parts` named."""
         seeds, keys = (
             {label.removeprefix(kind): share for label, share in parts.items() if label.startswith(kind)}
             for kind in ("seed/", "key/")
@@ -332,39 +333,6 @@ class Member:
         return _agree(self._sealing, self._peers[name].sealing_key, b"box" + self.session)
 
 
-def total(
-    masked: Mapping[str, Words],
-    adverts: Sequence[Advert],
-    revealed: Mapping[str, Revealed],
-    *,
-    session: bytes,
-    threshold: int,
-    shared: Sequence[str],
-    terms: bytes = b"",
-) -> Words:
-    """The relay's last step: the sum of the vectors that arrived, modulo 2^64.
-
-    `shared` names the members whose boxes were handed out in step 3, whether they answered or not.
-    """
-    if len(revealed) < threshold:
-        raise ProtocolError(f"{len(revealed)} members revealed their shares, {threshold} are needed")
-    summed: Words = np.stack(list(masked.values())).sum(axis=0, dtype=np.uint64)
-    public = {advert.name: advert.mask_key for advert in adverts}
-    chosen = list(revealed.values())[:threshold]
-    for name in masked:
-        seed = shamir.combine([shares.seeds[name] for shares in chosen])
-        summed -= _stream(seed, session, b"seed", summed.size)
-    scope = joined((session, terms))
-    for gone in sorted(set(shared) - set(masked)):
-        key = X25519PrivateKey.from_private_bytes(shamir.combine([shares.keys[gone] for shares in chosen]))
-        if key.public_key().public_bytes_raw() != public[gone]:
-            raise ProtocolError("the revealed shares do not restore a dropped member's key")
-        for name in masked:
-            pad = pairwise_mask(key, public[name], (gone, name), scope, summed.size)
-            summed = summed - pad if name < gone else summed + pad
-    return summed
-
-
 @dataclass(eq=False)
 class Summation:
     """The relay's side of one session: what members have sent so far, and what each gets next."""
@@ -417,16 +385,26 @@ class Summation:
                 self.revealed[name] = shares
 
     def total(self, terms: bytes = b"") -> Words:
-        """The sum over those whose vectors have come, once enough have revealed their shares."""
-        return total(
-            self.masked,
-            list(self.adverts.values()),
-            self.revealed,
-            session=self.session,
-            threshold=self.threshold,
-            shared=list(self.boxes),
-            terms=terms,
-        )
+        """The sum modulo 2^64 over those whose vectors have come, once enough have revealed their shares."""
+        if len(self.revealed) < self.threshold:
+            raise ProtocolError(
+                f"{len(self.revealed)} members revealed their shares, {self.threshold} are needed"
+            )
+        summed: Words = np.stack(list(self.masked.values())).sum(axis=0, dtype=np.uint64)
+        chosen = list(self.revealed.values())[: self.threshold]
+        for name in self.masked:
+            seed = shamir.combine([shares.seeds[name] for shares in chosen])
+            summed -= _stream(seed, self.session, b"seed", summed.size)
+        scope = joined((self.session, terms))
+        for gone in sorted(self.boxes.keys() - self.masked.keys()):
+            secret = shamir.combine([shares.keys[gone] for shares in chosen])
+            key = X25519PrivateKey.from_private_bytes(secret)
+            if key.public_key().public_bytes_raw() != self.adverts[gone].mask_key:
+                raise ProtocolError("the revealed shares do not restore a dropped member's key")
+            for name in self.masked:
+                pad = pairwise_mask(key, self.adverts[name].mask_key, (gone, name), scope, summed.size)
+                summed = summed - pad if name < gone else summed + pad
+        return summed
 
 
 def sum_in_memory(

@@ -14,6 +14,7 @@ same documents under the same family add.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -77,7 +78,7 @@ class HashFamily:
         """The number of cells."""
         return self.rows * self.width
 
-    @property
+    @cached_property
     def public_name(self) -> str:
         """A name of the family that does not tell its key."""
         digest = hashlib.blake2b(b"name", key=self.key, digest_size=8).hexdigest()
@@ -96,10 +97,14 @@ class HashFamily:
 
     def of_vocabulary(self, words: Ids) -> Hashed:
         """Hash the words of the column's vocabulary, in its order."""
+        return self.of_words(words.words)
+
+    def of_words(self, words: Sequence[str]) -> Hashed:
+        """Hash words, one after the other."""
         person = f"isthmus {self.epoch}".encode()[:16]
         digests = b"".join(
             hashlib.blake2b(word.encode(), key=self.key, digest_size=16, person=person).digest()
-            for word in words.words
+            for word in words
         )
         low, high = np.frombuffer(digests, dtype="<u8").reshape(-1, 2).T.astype(np.uint64)
         row = np.arange(1, self.rows + 1, dtype=np.uint64)[:, None]

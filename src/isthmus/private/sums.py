@@ -73,7 +73,7 @@ class NoiseShares:
     dropped: int = 0
 
     def __post_init__(self) -> None:
-        Geometric(self.rate)  # has an opinion on rates
+        Geometric(self.rate)  # validates the rate
         if self.colluding < 1 or self.dropped < 0 or self.honest < 1:
             raise ConfigError(
                 f"{self.silos} silos less {self.colluding} colluding and {self.dropped} dropped",
@@ -409,7 +409,7 @@ class Adding:
 
 
 def _by_field(incoming: Mapping[str, bytes]) -> dict[str, secure_sum.Parts]:
-    """`FIELD/SILO` taken apart."""
+    """What is labelled `FIELD/SILO`, by field and silo."""
     fields: dict[str, secure_sum.Parts] = {}
     for label, data in incoming.items():
         name, _, silo = label.partition("/")

@@ -14,6 +14,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,15 @@ UNIT = 16
 """A release is told in sixteenths: a posterior mean is no whole number."""
 ABSENT, POWER = 0.2, 1.5
 """The prior of a release's count: 0 with this chance, else x with a chance that falls like x^−1.5."""
+
+WORD_SHARES = Path(__file__).with_name("word_shares.txt")
+"""Words of public English text by the share of its documents that have them, told as −log2: of the docstrings
+that are the collection `pydocs`, those that ten have."""
+FEW = 200
+"""Documents up to which a silo's counts are read with it: the noise is as large as they are."""
+SHAPE, RARE, EXPECTED = 0.5, 0.02, 0.7
+"""The prior of a count of which that text says what to expect: with this chance a negative binomial of this
+shape around it, or around so few documents where it does not have the word; else the prior above."""
 
 _GRID = 512  # sums up to here are shrunk; above, the noise is small beside them
 _FEW = 0.1  # documents that a word nobody has seen is worth
@@ -59,22 +69,50 @@ def noised(cells: Statistics, epsilons: Mapping[str, float], entropy: Entropy = 
 def released(exact: Statistics, family: HashFamily, epsilon: float) -> Statistics:
     """One silo's statistics with fresh noise, as a broker gets them: to be drawn once and kept."""
     drawn = noised(hashed(exact, family), {name: rate_of(name, epsilon) for name in exact.tables})
+    is_small = exact.documents <= FEW
+    expected = {TEXT: exact.documents * _shares(family)} if is_small else {}  # of single fields it says less
     tables = {
-        name: np.rint(UNIT * read_alone(cells, drawn.rates[name])).astype(np.int64)
+        name: np.rint(UNIT * read_alone(cells, drawn.rates[name], expected.get(name))).astype(np.int64)
         for name, cells in drawn.tables.items()
     }
     return replace(drawn, tables=tables, epsilon=epsilon, unit=UNIT, family=None, rates={})
 
 
-def read_alone(noisy: IntArray, rate: float) -> FloatArray:
-    """E[x | x + noise] under the prior; a large value, beside which the noise is small, stays as it is."""
+def _shares(family: HashFamily) -> FloatArray:
+    """The share of public documents that have the words of every cell, 0 for those it does not have."""
+    levels = [line.split(" ") for line in WORD_SHARES.read_text(encoding="utf-8").splitlines()]
+    share = {word: 2.0 ** -float(level) for level, *words in levels for word in words}
+    words = Ids.of(tuple(sorted(share)))
+    cells = family.of_vocabulary(words).cells[0]
+    weights = np.array([share[word] for word in words.tolist()], dtype=np.float64)
+    return np.bincount(cells, weights, family.size).astype(np.float64)
+
+
+def read_alone(noisy: IntArray, rate: float, expected: FloatArray | None = None) -> FloatArray:
+    """E[x | x + noise] under the prior; a large value, beside which the noise is small, stays as it is.
+
+    `expected` is what to expect of every count before it is seen, as nobody's documents tell it, 0 for very
+    little: where documents are few and the noise is as large as their counts, it tells frequent words.
+    """
     count = np.arange(_GRID)
     tail = np.where(count > 0, np.maximum(count, 1.0) ** -POWER, 0.0)
-    prior = np.where(count == 0, ABSENT, (1 - ABSENT) * tail / tail.sum())
+    anything = np.where(count == 0, ABSENT, (1 - ABSENT) * tail / tail.sum())
+    prior = anything if expected is None else _around(np.array([RARE]), anything)[0]
     width = min(int(np.ceil(20 / rate)), _GRID // 2)  # below −width all is noise, above the rest no grid
     seen = np.arange(-width, _GRID - width)
     means = posterior_means(seen, prior, rate)
-    return np.where(noisy < seen[-1], means[np.clip(noisy, seen[0], seen[-1]) + width], noisy)
+    values = np.where(noisy < seen[-1], means[np.clip(noisy, seen[0], seen[-1]) + width], noisy)
+    if expected is not None:
+        some = np.flatnonzero((expected > RARE) & (noisy < seen[-1]))
+        for rows in np.array_split(some, max(1, len(some) * _GRID // (1 << 22))):
+            values[rows] = posterior_means(noisy[rows], _around(expected[rows], anything), rate)
+    return values
+
+
+def _around(expected: FloatArray, anything: FloatArray) -> FloatArray:
+    """The prior of counts of which so much is expected, one row each."""
+    shape = np.full(len(expected), SHAPE)
+    return EXPECTED * _negative_binomial(expected, shape) + (1 - EXPECTED) * anything
 
 
 def rate_of(table: str, epsilon: float) -> float:
@@ -195,12 +233,17 @@ def _shrunk(noisy: NDArray[Any], mean: FloatArray, shape: FloatArray, rate: floa
 
 def _foretold(mean: FloatArray, shape: FloatArray) -> FloatArray:
     """The chance of every count of the grid, word by word."""
+    anything = (np.arange(_GRID) + 1) ** -1.5
+    probabilities: FloatArray = 0.9 * _negative_binomial(mean, shape) + 0.1 * anything / anything.sum()
+    return probabilities
+
+
+def _negative_binomial(mean: FloatArray, shape: FloatArray) -> FloatArray:
+    """The chance of every count of the grid, one row for each mean and shape."""
     from scipy.special import gammaln
 
     x = np.arange(_GRID)
     size, odds = shape[:, None], (mean / (shape + mean))[:, None]
-    foretold = gammaln(x + size) - gammaln(x + 1) - gammaln(size) + size * np.log1p(-odds)
-    foretold = foretold + x * np.log(np.maximum(odds, 1e-12))
-    anything = (x + 1) ** -1.5
-    probabilities: FloatArray = 0.9 * np.exp(foretold) + 0.1 * anything / anything.sum()
+    logs = gammaln(x + size) - gammaln(x + 1) - gammaln(size) + size * np.log1p(-odds)
+    probabilities: FloatArray = np.exp(logs + x * np.log(np.maximum(odds, 1e-12)))
     return probabilities

@@ -14,7 +14,7 @@ what each of them reads of the others' cells, which were noised once and publish
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -203,11 +203,16 @@ def documents_of(released: Released) -> tuple[str, ...]:
     return first
 
 
-def fetch_released(carrier: Carrier, families: Mapping[str, HashFamily]) -> Published:
-    """Everything that a silo publishes of some fields, under hash families that are known."""
-    catalogues = {name: fetch_catalogue(carrier, name) for name in families}
+def fetch_released(
+    carrier: Carrier, fields: Iterable[str], family: Callable[[Catalogue], HashFamily]
+) -> Published:
+    """Everything that a silo publishes of some fields, brought by a carrier: that silo learns nothing.
+
+    `family` gives the hash family of a field from its catalogue.
+    """
+    catalogues = {name: fetch_catalogue(carrier, name) for name in fields}
     return {
-        name: (catalogue, fetch_published(carrier, catalogue, families[name]))
+        name: (catalogue, fetch_published(carrier, catalogue, family(catalogue)))
         for name, catalogue in catalogues.items()
     }
 
@@ -226,12 +231,8 @@ class Seeker:
     seed: int = 0
 
     def fetch(self, carrier: Carrier, fields: Sequence[str]) -> Published:
-        """What a silo publishes of some fields, brought by a carrier: that silo learns nothing."""
-        released = {}
-        for name in fields:
-            catalogue = fetch_catalogue(carrier, name)
-            released[name] = catalogue, fetch_published(carrier, catalogue, self._family(catalogue))
-        return released
+        """What a silo publishes of some fields (`fetch_released`)."""
+        return fetch_released(carrier, fields, self._family)
 
     def ask(
         self,

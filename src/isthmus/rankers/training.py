@@ -313,7 +313,7 @@ class _Network:
         self._reserve(rows)
 
     def parameters(self) -> Parameters:
-        """A copy, by name."""
+        """A copy of the parameters, by name."""
         return {name: view.copy() for name, view in self._views(self.flat).items()}
 
     def gather(self, features: Array, rows: NDArray[np.int64]) -> Array:

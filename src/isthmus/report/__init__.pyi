@@ -13,4 +13,10 @@ from isthmus.report.tables import preview as preview
 from isthmus.report.terminal import Progress as Progress
 from isthmus.report.terminal import box as box
 from isthmus.report.terminal import progress as progress
+from isthmus.report.terminal import show_lines as show_lines
 from isthmus.report.terminal import summary as summary
+from isthmus.report.trackers import MLflow as MLflow
+from isthmus.report.trackers import TensorBoard as TensorBoard
+from isthmus.report.trackers import Tracked as Tracked
+from isthmus.report.trackers import Tracker as Tracker
+from isthmus.report.trackers import tracking as tracking

@@ -28,11 +28,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A report: a title, a lead paragraph, and sections."""
+    """A report: a title, a lead paragraph with the result, and sections."""
 
     title: str
     sections: tuple[Section, ...]
     lead: str = ""
+    brief: bool = False
+    """Meant to be sent on: one page in print, plots beside the text."""
 
     def html(self) -> str:
         """The whole page. Texts are escaped; figures are drawn now."""
@@ -51,7 +53,7 @@ class Page:
         sections = [
             (section.heading, [rendered(part) for part in section.parts]) for section in self.sections
         ]
-        return _template().render(title=self.title, lead=self.lead, sections=sections)
+        return _template().render(title=self.title, lead=self.lead, brief=self.brief, sections=sections)
 
     def _repr_html_(self) -> str:
         page = escape(self.html())  # in a frame: the page's styles are not the notebook's

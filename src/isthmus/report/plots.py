@@ -88,12 +88,16 @@ def line_plot(lines: Mapping[str, Series], *, x: str, y: str, caption: str = "")
     """Curves by name over one pair of axes."""
 
     def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         for name, line in lines.items():
             (drawn,) = axes.plot(line.x, line.y, label=name)
             if line.low is not None and line.high is not None:
                 axes.fill_between(line.x, line.low, line.high, color=drawn.get_color(), alpha=0.2, lw=0)
         axes.set_xlabel(x)
         axes.set_ylabel(y)
+        if all(float(value).is_integer() for line in lines.values() for value in line.x):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # no round 2.5
         if len(lines) > 1:
             axes.legend(frameon=False)
 

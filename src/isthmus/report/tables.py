@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import zip_longest
 from typing import Any
 
 from isthmus.errors import check_extra
@@ -30,6 +31,8 @@ class Estimate:
     best: bool = False
 
 
+LONG_WORD = 24
+"""From so many letters on a word, a path say, is cut before other columns are narrowed to single words."""
 ROWS, COLUMNS = 20, 12
 """How much of a table a notebook shows."""
 
@@ -81,6 +84,7 @@ _LATEX = {
     "…": r"\dots{}",
     "–": "--",
 }
+_NOTES = textwrap.TextWrapper(80, subsequent_indent="  ", break_on_hyphens=False)
 _LATEX_SIGNS = re.compile("[" + re.escape("".join(_LATEX)) + "]")
 
 
@@ -105,15 +109,16 @@ class Table(Tabular):
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, *, bold: bool = False) -> str:
-        """Aligned columns for a terminal; `bold` shows the best cells so, with control codes."""
+    def text(self, *, bold: bool = False, width: int | None = None) -> str:
+        """Aligned columns for a terminal, in cells folded to `width`; `bold` shows the best cells so."""
         cells = [self.header, *(tuple(self.plain(cell) for cell in row) for row in self.rows)]
-        widths = [max(len(row[at]) for row in cells) for at in range(len(self.header))]
-        numeric = self._numeric()
-        lines = [_aligned(self.header, widths, numeric), "  ".join("─" * width for width in widths)]
-        for row, texts in zip(self.rows, cells[1:], strict=True):
-            line = _aligned(texts, widths, numeric)
-            lines.append(_embolden(line, row, texts) if bold else line)
+        widths, numeric = _column_widths(cells, width), self._numeric()
+        styles = [
+            [False] * len(widths),
+            *([bold and getattr(cell, "best", False) for cell in row] for row in self.rows),
+        ]
+        lines = [_row(*each, widths, numeric) for each in zip(cells, styles, strict=True)]
+        lines.insert(1, "  ".join("─" * width for width in widths))
         return "\n".join([*([self.title, ""] if self.title else ()), *lines, *self._wrapped_notes()])
 
     def markdown(self) -> str:
@@ -219,26 +224,66 @@ class Table(Tabular):
         return f"{number}{marks}" + (f' <span class="interval">{interval}</span>' if interval else "")
 
     def _wrapped_notes(self) -> list[str]:
-        return [part for note in self.notes for part in textwrap.wrap(note, 80, subsequent_indent="  ")]
+        return [part for note in self.notes for part in _NOTES.wrap(note)]
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
-    parts = [
-        f"{cell:>{width}}" if right else f"{cell:<{width}}"
-        for cell, width, right in zip(cells, widths, numeric, strict=True)
-    ]
-    return "  ".join(parts).rstrip()
+def _column_widths(cells: Sequence[Sequence[str]], limit: int | None) -> list[int]:
+    """What every column needs; where that is more than the limit, the widest are folded first.
+
+    An interval in brackets stays whole, as do words that are not long, unless there is no other way.
+    """
+    columns = list(zip(*cells, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    over = 0 if limit is None else sum(widths) + 2 * len(widths) - 2 - limit
+    for split, cut in ((_words, LONG_WORD), (str.split, LONG_WORD), (str.split, 6)):
+        words = [[part for cell in column for part in split(cell)] for column in columns]
+        least = [min(max(map(len, parts), default=0), cut) for parts in words]
+        while over > 0 and (foldable := [at for at, width in enumerate(widths) if width > least[at]]):
+            widths[max(foldable, key=widths.__getitem__)] -= 1
+            over -= 1
+    return [_tight(column, width) for column, width in zip(columns, widths, strict=True)]
 
 
-def _embolden(line: str, row: Sequence[Cell], texts: Sequence[str]) -> str:
-    at = 0
-    for cell, text in zip(row, texts, strict=True):
-        at = line.index(text, at)
-        if isinstance(cell, Estimate) and cell.best:
-            line = f"{line[:at]}\x1b[1m{text}\x1b[0m{line[at + len(text) :]}"
-            at += 8
-        at += len(text)
-    return line
+def _tight(column: Sequence[str], width: int) -> int:
+    """The least width that needs no more lines than this one, so that cells of a kind are folded alike."""
+    most = max(len(_folded(cell, width)) for cell in column)
+    least = max((len(word) for cell in column for word in cell.split()), default=1)
+    while width > least and max(len(_folded(cell, width - 1)) for cell in column) == most > 1:
+        width -= 1
+    return max(len(line) for cell in column for line in _folded(cell, width))
+
+
+def _words(cell: str) -> list[str]:
+    return re.findall(r"\[[^\]]*\]|\S+", cell)
+
+
+def _folded(cell: str, width: int) -> list[str]:
+    """The cell in lines of at most this width; brackets and words that are longer are cut."""
+    if len(cell) <= width:
+        return [cell]
+    lines = [""]
+    whole = _words(cell)
+    for word in (part for each in whole for part in (each.split() if len(each) > width else [each])):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + word
+    return [line[at : at + width] for line in lines for at in range(0, max(len(line), 1), width)]
+
+
+def _row(cells: Sequence[str], bold: Sequence[bool], widths: Sequence[int], numeric: Sequence[bool]) -> str:
+    folded = [_folded(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    lines = []
+    for parts in zip_longest(*folded, fillvalue=""):
+        aligned = [
+            part.rjust(width) if right else part.ljust(width)
+            for part, width, right in zip(parts, widths, numeric, strict=True)
+        ]
+        styled = [
+            text.replace(part, f"\x1b[1m{part}\x1b[0m") if best and part else text
+            for text, part, best in zip(aligned, parts, bold, strict=True)
+        ]
+        lines.append("  ".join(styled).rstrip())
+    return "\n".join(lines)
 
 
 def _starred(text: str, cell: Cell) -> str:

@@ -1,8 +1,8 @@
 """Talk while work goes on: progress bars and the closing summary, all on stderr.
 
 stdout is data only. A bar appears when stderr is a terminal and the work has lasted two seconds; a bar
-opened while another is shown is drawn below it. Work of hours asks for `lines`: where stderr is a file, a
-line at times takes the bar's place.
+opened while another is shown is drawn below it. Where stderr is a file, a line at times takes the bar's
+place: from the command line (`show_lines`), or where work of hours asks for `lines`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,15 @@ PAUSE = 20.0
 WIDTH = 80
 """Columns of a terminal."""
 
+_lines = False  # whether lines take the place of bars where stderr is no terminal
 _display: Bars | None = None  # all bars of the process stand in one display, while there are any
 _lock = threading.RLock()
+
+
+def show_lines(wanted: bool) -> None:
+    """Whether lines take the place of bars where stderr is no terminal, unless a bar says otherwise."""
+    global _lines
+    _lines = wanted
 
 
 def progress(items: Iterable[T], *, total: int | None = None, label: str) -> Iterator[T]:
@@ -51,9 +58,11 @@ class Progress:
     ...         bar.advance(note="nDCG@10 0.41")
     """
 
-    def __init__(self, label: str, total: int | None = None, *, lines: bool = False) -> None:
-        self.label, self.total, self.lines = label, total, lines
-        self._done, self._note = 0, ""
+    def __init__(
+        self, label: str, total: int | None = None, *, done: int = 0, lines: bool | None = None
+    ) -> None:
+        self.label, self.total, self.lines = label, total, _lines if lines is None else lines
+        self._before, self._done, self._note = done, done, ""
         self._began = 0.0
         self._timer: threading.Timer | None = None
         self._task: TaskID | None = None
@@ -77,10 +86,14 @@ class Progress:
         with _lock:
             if self._timer is None:  # closed in the meantime
                 return
-            minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
-            so_far = str(self._done) if self.total is None else f"{self._done} of {self.total}"
+            seconds = time.monotonic() - self._began
+            of = "" if self.total is None else f" of {self.total}"
+            step = f" {self._done}{of}" if self._done or of else ""
             note = f", {self._note}" if self._note else ""
-            print(f"{self.label}: {so_far} after {minutes}:{seconds:02}{note}", file=sys.stderr, flush=True)
+            left, new = "", self._done - self._before
+            if self.total is not None and new > 0 and self._done < self.total:
+                left = f", about {_minutes(seconds / new * (self.total - self._done))} left"
+            print(f"{self.label}:{step} after {_minutes(seconds)}{left}{note}", file=sys.stderr, flush=True)
             self._start(PAUSE, self._say)
 
     def advance(self, steps: int = 1, *, note: str | None = None) -> None:
@@ -117,6 +130,10 @@ class Progress:
                 self.label, total=self.total, completed=self._done, note=self._note
             )
             _display.start()
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 def summary(title: str, facts: Mapping[str, object], *, wrote: Iterable[str | PathLike[str]] = ()) -> None:
@@ -156,7 +173,7 @@ def _new_bars() -> Bars:
     return parts.Progress(
         parts.TextColumn("{task.description}"),
         parts.BarColumn(),
-        parts.MofNCompleteColumn(),
+        parts.TaskProgressColumn("{task.completed}/{task.total}"),  # nothing where no total is known
         parts.TimeElapsedColumn(),
         parts.TimeRemainingColumn(),
         parts.TextColumn("{task.fields[note]}"),

@@ -68,6 +68,8 @@ class Hashing(Protocol):
 
     def of_vocabulary(self, words: Ids) -> Any: ...
 
+    def of_words(self, words: Sequence[str]) -> Any: ...
+
 
 class StatisticsFile(Bundle):
     """Statistics on disk or on the wire."""
@@ -171,11 +173,10 @@ class Statistics:
         if self.form == "exact":
             places = [self._place.get(word, -1) for word in words]
             return np.array([column[at] if at >= 0 else 0 for at in places], dtype=np.float64)
-        self._check_family(family)
+        family = self._check_family(family)
         cells = [self._cell_of.get(word, -1) for word in words]
         if -1 in cells:
-            named = Ids.of(list(words))
-            cells = self._cells(named, family)[named.codes].tolist()
+            cells = family.of_words(words).cells[0].tolist()
             if len(self._cell_of) > MOST_REMEMBERED:
                 self._cell_of.clear()
             self._cell_of.update(zip(words, cells, strict=True))

@@ -1,3 +1,5 @@
+from isthmus.service.assistants import one_line as one_line
+from isthmus.service.assistants import visible as visible
 from isthmus.service.attaching import Inspected as Inspected
 from isthmus.service.attaching import encoder_settings as encoder_settings
 from isthmus.service.attaching import inspect_engine as inspect_engine
@@ -6,12 +8,14 @@ from isthmus.service.audit_log import AuditLog as AuditLog
 from isthmus.service.audit_log import audit_lines as audit_lines
 from isthmus.service.audit_log import verify_audit as verify_audit
 from isthmus.service.broker import Broker as Broker
-from isthmus.service.broker import merge_hits as merge_hits
 from isthmus.service.broker import silo_pseudonym as silo_pseudonym
 from isthmus.service.certificates import TRAINING as TRAINING
 from isthmus.service.certificates import Authority as Authority
 from isthmus.service.certificates import files as files
+from isthmus.service.checkup import check_federation as check_federation
+from isthmus.service.checkup import facts_of_silo as facts_of_silo
 from isthmus.service.client import DEFAULT_URL as DEFAULT_URL
+from isthmus.service.client import AsyncClient as AsyncClient
 from isthmus.service.client import Client as Client
 from isthmus.service.columns import ModelScorer as ModelScorer
 from isthmus.service.columns import candidate_columns as candidate_columns
@@ -41,6 +45,8 @@ from isthmus.service.local import Federation as Federation
 from isthmus.service.local import free_ports as free_ports
 from isthmus.service.local import run_federation as run_federation
 from isthmus.service.logs import log_to_stderr as log_to_stderr
+from isthmus.service.logs import status_of as status_of
+from isthmus.service.mcp import serve_stdio as serve_stdio
 from isthmus.service.node import Node as Node
 from isthmus.service.node import folder_lock as folder_lock
 from isthmus.service.node import is_in_use as is_in_use
@@ -108,3 +114,4 @@ from isthmus.service.wire import Reread as Reread
 from isthmus.service.wire import RetentionReport as RetentionReport
 from isthmus.service.wire import Search as Search
 from isthmus.service.wire import SiloCount as SiloCount
+from isthmus.service.wire import SiloList as SiloList

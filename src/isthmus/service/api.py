@@ -4,7 +4,8 @@
 
 | path | needs the scope |
 |---|---|
-| POST /v1/search · GET /v1/silos /v1/training /v1/calibration /v1/learning | search |
+| POST /v1/search · GET, POST /v1/search/stream | search |
+| GET /v1/silos /v1/training /v1/calibration /v1/learning | search |
 | POST /v1/noised-counts | counts |
 | POST, GET /v1/requests | search |
 | POST /v1/feedback /v1/judged | feedback |
@@ -12,7 +13,8 @@
 | POST, GET /v1/judgements · POST /v1/learning /v1/learning/rollback /v1/requests/SILO/NUMBER | admin |
 | GET /metrics | metrics |
 | GET /v1/audit | audit, which admin has not |
-| GET, DELETE /v1/sessions | admin |
+| GET, DELETE /v1/sessions · GET /v1/keys · DELETE /v1/keys/ID | admin |
+| POST /mcp, where the settings have it | each tool its own: see `mcp` |
 | GET /v1/me · GET, POST, DELETE /v1/session · GET /v1/signin | none |
 | GET /v1/health · /v1/ready · /v1/openapi.json · /v1/docs | none |
 """
@@ -20,27 +22,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Annotated, Any
+import logging
+from collections.abc import AsyncIterator, Awaitable, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from isthmus import __version__
+from isthmus.errors import IsthmusError, Refused
 from isthmus.service import pages, signin, wire
 from isthmus.service.apps import METRICS, PROBLEMS, ShortWay, new_app, problems, reference
 from isthmus.service.audit_log import audit, page_of
 from isthmus.service.broker import Broker
 from isthmus.service.count_routing import count_matches
 from isthmus.service.learning_runs import LearningRuns
-from isthmus.service.limits import CALLER, NOTE, HttpProblem, Protect, Surface, names_of
+from isthmus.service.limits import (
+    CALLER,
+    NOTE,
+    HttpProblem,
+    Protect,
+    Surface,
+    check_origin,
+    names_of,
+    problem_of,
+)
+from isthmus.service.logs import place_of
+from isthmus.service.mcp import PATH, McpEndpoint
 from isthmus.service.metrics import CONTENT_TYPE
 from isthmus.service.people import Person
 from isthmus.service.security import ApiKeys, Caller, Gate
 from isthmus.service.sessions import Sessions
 from isthmus.service.settings import SCOPES, BrokerSettings
+from isthmus.service.streaming import EVENTS, EventStream, search_events
 from isthmus.service.templates import template
 
 OPEN = ("/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/docs", "/v1/docs.css", *signin.OPEN)
@@ -49,19 +68,26 @@ ABOUT = (
     "One search over silos that keep their documents. A hit's probability is meant as one: of hits shown"
     " with 0.8, eighty percent are relevant. Errors are problem details (RFC 9457)."
 )
+STREAM = "/v1/search/stream"
 LEARNING = problems({409: "The silos are learning already."})
+_log = logging.getLogger("isthmus.service")
 _router = APIRouter(responses=PROBLEMS)
+T = TypeVar("T")
 
 
 def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
     """The whole app, as a server runs it."""
+    assistants = McpEndpoint(EndpointCalls) if broker.settings.mcp else None
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         await broker.start()
         app.state.learning.start()
         checking = asyncio.create_task(signin.check_provider(app.state.gate.sessions))
-        yield
+        async with AsyncExitStack() as running:
+            if assistants is not None:
+                await running.enter_async_context(assistants.running())
+            yield
         checking.cancel()
         await app.state.learning.stop()
         await broker.stop()
@@ -73,6 +99,8 @@ def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
     app.state.gate = gate = gate or gate_of(broker.settings)
     app.include_router(_router)
     app.include_router(signin.router)
+    if assistants is not None:
+        app.router.routes.append(Route(PATH, assistants))
     opened = pages.mount(app)
     requests = broker.metrics.counter("isthmus_requests_total", "Requests.", "path", "status")
     times = broker.metrics.histogram("isthmus_request_seconds", "Times of requests.", "path")
@@ -85,7 +113,9 @@ def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
         ShortWay(app, "/v1/search", wire.Search, search),
         gate=gate,
         limits=broker.settings.limits,
-        surface=Surface(open=(*OPEN, *opened), abandoned=("/v1/search",), hosts=hosts_of(broker.settings)),
+        surface=Surface(
+            open=(*OPEN, *opened), abandoned=("/v1/search", STREAM, PATH), hosts=hosts_of(broker.settings)
+        ),
         observe=observe,
         refused=broker.audit.refuse,
     )
@@ -121,6 +151,17 @@ def _broker(request: Request, scope: str) -> Broker:
     return broker
 
 
+def _check_still(request: Request, scope: str) -> None:
+    """Refuse to show what was searched for or opened, once the key, session or groups for it are gone."""
+    before: Caller[Any] = request.scope[CALLER]
+    try:
+        now = request.app.state.gate.caller(request.scope)
+    except Refused as refusal:
+        raise HttpProblem(401, str(refusal)) from None
+    if now.person != before.person or not now.may(scope):
+        raise HttpProblem(401, "your rights have changed: ask again")
+
+
 def _person(request: Request) -> Person:
     """Who is asking; a stranger, without keys on loopback, is `anonymous`."""
     caller: Caller[Any] = request.scope[CALLER]
@@ -130,14 +171,49 @@ def _person(request: Request) -> Person:
 @_router.post("/v1/search", response_model=wire.Answer)
 async def search(body: wire.Search, request: Request) -> Response:
     """Search all silos, or those named, for at most `deadline_ms`."""
-    broker = _broker(request, "search")
-    answer = await broker.search(body, request.scope[CALLER].person)
+    answer = await _answer(body, request)
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+async def _answer(body: wire.Search, request: Request) -> wire.Answer:
+    answer = await _broker(request, "search").search(body, request.scope[CALLER].person)
+    _check_still(request, "search")
+    _note(request, body, answer)
+    return answer
+
+
+def _note(request: Request, body: wire.Search, answer: wire.Answer) -> None:
+    """What the access log says of a search."""
     note = request.scope[NOTE]
     note["silos"] = {status.silo: status.status for status in answer.silos}
     note["hits"] = len(answer.hits)
-    if broker.settings.log_queries:
+    if request.app.state.broker.settings.log_queries:
         note["query"] = body.query
-    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+@_router.post(STREAM, **EVENTS)
+async def search_stream(body: wire.Search, request: Request) -> Response:
+    """The same search as server-sent events: `silo` as each answers, then `answer`, or `error`."""
+    broker = _broker(request, "search")
+    caller: Caller[Any] = request.scope[CALLER]
+
+    def check() -> None:
+        try:
+            _check_still(request, "search")
+        except HttpProblem as problem:  # the stream's own status is 200
+            broker.audit.refuse(caller.name, f"{request.method} {STREAM}", problem.status)
+            raise
+
+    return EventStream(search_events(broker, body, caller.person, partial(_note, request, body), check))
+
+
+@_router.get(STREAM, name="search_stream_get", **EVENTS)
+async def search_stream_get(query: Annotated[wire.Search, Query()], request: Request) -> Response:
+    """That for browsers' `EventSource`; a proxy may log its address, and so what was searched for."""
+    check_origin(request.scope)
+    if request.headers.get("sec-fetch-mode") == "navigate":
+        raise HttpProblem(403, "a link does not search: what was followed would be searched in your name")
+    return await search_stream(query, request)
 
 
 @_router.post("/v1/noised-counts")
@@ -182,8 +258,10 @@ async def open_document(
 ) -> wire.OpenedDocument:
     """A whole document: by the `ticket` of a hit that you were shown, or by a `request` that its owner has
     allowed you, once. The silo's ledger has it before it leaves."""
-    broker = _broker(request, "search" if query.request else "documents")
-    return await broker.documents.open(silo, id, query, _person(request))
+    scope = "search" if query.request else "documents"
+    document = await _broker(request, scope).documents.open(silo, id, query, _person(request))
+    _check_still(request, scope)
+    return document
 
 
 @_router.post("/v1/requests", name="ask")
@@ -214,8 +292,13 @@ async def silos(request: Request) -> wire.SiloList:
     view = await broker.cached_view("silos", broker.view_silos)
     if request.scope[CALLER].may("admin"):
         return view
-    public = [each.model_copy(update={"url": "", "sources": []}) for each in view.silos]
-    return view.model_copy(update={"silos": public})
+    return view.model_copy(update={"silos": list(map(_public, view.silos)), "machine": None})
+
+
+def _public(silo: wire.SiloState) -> wire.SiloState:
+    """A silo without what is for administrators."""
+    ready = None if silo.ready is None else silo.ready.model_copy(update={"machine": None})
+    return silo.model_copy(update={"url": "", "sources": [], "skew": None, "ready": ready})
 
 
 @_router.get("/v1/calibration")
@@ -298,7 +381,8 @@ async def ready(request: Request, response: Response) -> wire.Ready:
 @_router.get("/metrics", **METRICS)
 async def metrics(request: Request) -> Response:
     """Counters for Prometheus."""
-    return Response(_broker(request, "metrics").metrics.text(), media_type=CONTENT_TYPE)
+    text = await asyncio.to_thread(_broker(request, "metrics").metrics.text)
+    return Response(text, media_type=CONTENT_TYPE)
 
 
 @_router.get("/v1/docs", include_in_schema=False)
@@ -311,3 +395,45 @@ async def docs(request: Request) -> HTMLResponse:
 async def docs_style() -> Response:
     """The style sheet of that page."""
     return Response(template("docs.css"), media_type="text/css")
+
+
+@dataclass(frozen=True)
+class EndpointCalls:
+    """What assistants call: the endpoints above, with the rights of whoever sent the request."""
+
+    request: Request
+
+    async def scopes(self) -> Collection[str]:
+        """Those that the caller has."""
+        return [scope for scope in SCOPES if self.request.scope[CALLER].may(scope)]
+
+    async def search(self, search: wire.Search) -> wire.Answer:
+        """POST /v1/search."""
+        return await self._audited(_answer(search, self.request))
+
+    async def open(self, hit: wire.HitCopy) -> wire.OpenedDocument:
+        """GET /v1/documents."""
+        opening = wire.Opening(ticket=hit.ticket)
+        return await self._audited(open_document(hit.silo, hit.document, opening, self.request))
+
+    async def silos(self) -> wire.SiloList:
+        """GET /v1/silos."""
+        return await self._audited(silos(self.request))
+
+    async def judge(self, verdict: wire.Feedback) -> None:
+        """POST /v1/feedback."""
+        await self._audited(feedback(verdict, self.request))
+
+    async def _audited(self, work: Awaitable[T]) -> T:
+        """A refusal is in the audit log as that of any path, though the message is answered; a failure says
+        what it would there."""
+        try:
+            return await work
+        except IsthmusError as error:
+            problem = problem_of(error)
+            if problem.status in (401, 403):
+                log = self.request.app.state.broker.audit
+                log.refuse(self.request.scope[CALLER].name, f"POST {PATH}", problem.status)
+            elif problem.status == 500:
+                _log.error("a tool failed: %s at %s", type(error).__name__, place_of(error))
+            raise problem from None

@@ -240,7 +240,6 @@ class ScoredSnapshot(Snapshot):
             WordCounts(none, none, none, sizes, sizes),
             DEAREST,
             vector,
-            self.reader.tables(terms),
         )
 
     def matches(self, text: str, terms: Sequence[str], only: Constraints | None = None) -> Matches:

@@ -31,7 +31,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
 from functools import cached_property
 from itertools import islice, takewhile
 from pathlib import Path
@@ -42,6 +41,7 @@ from starlette.requests import Request
 from isthmus.errors import DataError, IsthmusError, ServiceError
 from isthmus.files import locked, write_private
 from isthmus.service.limits import CALLER, Buckets, HttpProblem
+from isthmus.service.logs import iso_time
 from isthmus.service.security import ApiKeys, Caller, local_secret
 from isthmus.service.settings import AuditSettings, Tls
 
@@ -81,11 +81,16 @@ class AuditHead:
         return f"{self.number} {self.hash}"
 
 
+class Digests(list[str]):
+    """What a log calls documents."""
+
+
 class AuditKey:
     """The key of a log: its seals, pseudonyms and digests."""
 
     def __init__(self, folder: Path, settings: AuditSettings) -> None:
         self._file = settings.key or folder / KEY
+        self._hashers: dict[bytes, hashlib.blake2b] = {}
 
     @cached_property
     def _keys(self) -> tuple[bytes, bytes]:
@@ -111,17 +116,32 @@ class AuditKey:
         return self._digest(b"query", " ".join(text.split()), 12)
 
     def _digest(self, kind: bytes, text: str, size: int) -> str:
-        spelled = text.encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(spelled, key=self._keys[1], person=kind, digest_size=size).hexdigest()
+        hasher = self._hashers.get(kind)
+        if hasher is None:
+            hasher = hashlib.blake2b(key=self._keys[1], person=kind, digest_size=size)
+            self._hashers[kind] = hasher
+        digest = hasher.copy()  # the key is in it
+        digest.update(text.encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
 class _End:
     """Where the next entry goes; no file where that is not known."""
 
-    file: str = ""
+    path: str = ""
     size: int = 0
     head: AuditHead = field(default_factory=AuditHead)
+
+    @property
+    def file(self) -> str:
+        """The name of the file."""
+        return os.path.basename(self.path)
+
+
+def apart(seconds: float) -> float:
+    """Up to half of an interval by chance: processes that do something as often do it at different times."""
+    return seconds * os.urandom(1)[0] / 512
 
 
 class AuditLog(AuditKey):
@@ -144,6 +164,7 @@ class AuditLog(AuditKey):
     ) -> None:
         super().__init__(folder, settings)
         self.folder, self.settings, self._clock = folder / FOLDER, settings, clock
+        self._lock_file = str(self.folder / LOCK)
         self._anchor, self._beyond, self._watched = anchor, beyond, dict(watched or {})
         self._turn, self._syncing = threading.RLock(), threading.Lock()
         self._stream, self._end, self._synced = -1, _End(), AuditHead()
@@ -165,17 +186,19 @@ class AuditLog(AuditKey):
     ) -> int:
         """Write an entry; its number. What it is about may happen when this returns, or never: ServiceError.
 
-        `documents` are ids. Whatever is empty is left out.
+        `documents` are ids, or `Digests`. Whatever is empty is left out.
         """
+        digests = documents if isinstance(documents, Digests) else [self.document(id) for id in documents]
         about: dict[str, Any] = {
             "peer": peer,
             "actor": actor,
-            "documents": [self.document(id) for id in documents],
+            "documents": digests,
             "query": query if self.settings.queries else query and self.query(query),
             **more,
         }
         number = self._recorded(action, {name: value for name, value in about.items() if value})
-        self._wake.set()
+        if not self._wake.is_set():
+            self._wake.set()
         return number
 
     def _recorded(self, action: str, about: Mapping[str, Any]) -> int:
@@ -188,7 +211,7 @@ class AuditLog(AuditKey):
                     self._stopped.clear()
                     self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
                     self._thread.start()
-                with locked(self.folder / LOCK) as lock:
+                with locked(self._lock_file) as lock:
                     if self._is_behind(lock):
                         for name, what in self._resume(lock):
                             self._append(lock, name, {"what": what})
@@ -220,10 +243,10 @@ class AuditLog(AuditKey):
         """Whether another process has written, or put another file in the place of the newest, which the
         lock's file names; or nothing is known yet."""
         end = self._end
-        if not end.file or os.pread(lock, 100, 0) != end.file.encode():
+        if not end.path or os.pread(lock, 100, 0) != end.file.encode():
             return True
         try:
-            there = (self.folder / end.file).stat()
+            there = os.stat(end.path)
         except FileNotFoundError:
             return True
         return (there.st_ino, there.st_size) != (os.fstat(self._stream).st_ino, end.size)
@@ -233,24 +256,24 @@ class AuditLog(AuditKey):
             self._begin_file(lock)
         end = self._end
         number, at = end.head.number + 1, self._clock()
-        entry = {"number": number, "previous": end.head.hash, "at": moment(at), "action": action, **about}
+        entry = {"number": number, "previous": end.head.hash, "at": iso_time(at), "action": action, **about}
         content = json.dumps(entry, separators=(",", ":"))[:-1]
         hash = hashlib.sha256(content.encode()).hexdigest()
         line = f'{content},"hash":"{hash}","seal":"{self.seal(hash)}"}}\n'.encode()
         if os.write(self._stream, line) != len(line):
             os.ftruncate(self._stream, end.size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._end = _End(end.file, end.size + len(line), AuditHead(number, hash))
+        self._end = _End(end.path, end.size + len(line), AuditHead(number, hash))
         return number
 
     def _is_full(self) -> bool:
         end = self._end
         is_large = end.size >= self.settings.rotate_mb * (1 << 20)
-        return is_large or not end.file.endswith(f"-{self._day()}.jsonl")
+        return is_large or not end.path.endswith(f"-{self._day()}.jsonl")
 
     def _day(self, days: float = 0.0) -> str:
         """Today, or so many days ago."""
-        return moment(self._clock() - 86_400 * days)[:10]
+        return iso_time(self._clock() - 86_400 * days)[:10]
 
     def _begin_file(self, lock: int) -> None:
         """Go on in a new file, and delete those that retention has no use for."""
@@ -259,7 +282,7 @@ class AuditLog(AuditKey):
             os.close(self._stream)
         name = f"{self._end.head.number + 1:012d}-{self._day()}.jsonl"
         self._open(lock, name)
-        self._end = _End(name, os.fstat(self._stream).st_size, self._end.head)
+        self._end = _End(str(self.folder / name), os.fstat(self._stream).st_size, self._end.head)
         until = self._day(self.settings.keep_days)
         old = takewhile(lambda file: file.name[13:23] <= until, _files(self.folder))
         older = list(islice(old, MOST_DELETED + 1))
@@ -302,7 +325,7 @@ class AuditLog(AuditKey):
             head, last = expected, None
         if files and last is not None:
             self._open(lock, files[-1].name)
-            self._end = _End(files[-1].name, os.fstat(self._stream).st_size, head)
+            self._end = _End(str(files[-1]), os.fstat(self._stream).st_size, head)
         else:
             self._end = _End("", 0, head)
         for _, what in remarks:
@@ -312,19 +335,27 @@ class AuditLog(AuditKey):
     # the disk, the ledger, and what changes elsewhere
 
     def _run(self) -> None:
+        failures = 0
         while not self._stopped.is_set():
-            self._wake.wait(ANCHOR_SECONDS)
+            if self._wake.wait(ANCHOR_SECONDS):
+                self._stopped.wait(PAUSE)  # for more entries, and until whoever waits for this one has it
             self._wake.clear()
             try:
                 self._look()
                 self.sync()
+                failures = 0
             except OSError as error:  # what a failed fsync has lost, a later one does not bring back
                 self._problem = "the disk does not take the audit log; end the node and mend it"
                 _log.error("nothing may leave: %s (%s)", self._problem, error)
-            except Exception:
-                _log.exception("the audit log could not be anchored or saved and will be tried again")
+            except Exception as error:
+                failures += 1
+                _log.error(
+                    "the audit log could not be anchored or saved and will be tried again: %s",
+                    error,
+                    exc_info=failures == 1,
+                )
+                self._stopped.wait(min(PAUSE * 2**failures, ANCHOR_SECONDS))
                 self._wake.set()
-            self._stopped.wait(PAUSE)
 
     def sync(self, *, closing: bool = False) -> None:
         """Have the disk have what was written, say so in the head, and anchor it where that is due."""
@@ -335,7 +366,8 @@ class AuditLog(AuditKey):
             is_due = closing or entries >= ANCHOR_ENTRIES or now - self._anchored_at >= ANCHOR_SECONDS
             if self._anchor is not None and is_due and entries > 0:
                 self._recorded("anchored", self._anchor(head.number, head.hash))
-                self._anchored, self._anchored_at = head.number, now
+                first = self._anchored < 0  # nodes that start together do not write together ever after
+                self._anchored, self._anchored_at = head.number, now - first * apart(ANCHOR_SECONDS)
                 self._flush()
 
     def _flush(self) -> None:
@@ -416,7 +448,7 @@ def keys_in(
         files = {"certificate": tls.certificate, "revocations": tls.revoked}
         present = {name: path.read_bytes() for name, path in files.items() if path.exists()}
         known |= {name: hashlib.sha256(content).hexdigest() for name, content in present.items()}
-    return known | {path.name: moment(path.stat().st_mtime) for path in others if path.exists()}
+    return known | {path.name: iso_time(path.stat().st_mtime) for path in others if path.exists()}
 
 
 def policies_in(peers: Mapping[str, Any]) -> dict[str, str]:
@@ -427,11 +459,6 @@ def policies_in(peers: Mapping[str, Any]) -> dict[str, str]:
         )
         for name, peer in peers.items()
     }
-
-
-def moment(at: float) -> str:
-    """A time as ISO 8601, in UTC."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _files(folder: Path) -> list[Path]:

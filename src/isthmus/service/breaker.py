@@ -31,8 +31,17 @@ TRIAL, MOST_DEBT = 2 * TIMELY, 4 * TIMELY
 class Breaker:
     """The circuit breaker of one silo: decides whether a search asks it. Half open, it admits one search."""
 
-    def __init__(self, settings: BreakerSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._settings, self._clock = settings, clock
+    def __init__(
+        self,
+        settings: BreakerSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        changed: Callable[[float | None, str], None] = lambda seconds, reason: None,
+    ) -> None:
+        """`changed(None, reason)` is called when the breaker opens, and when the silo answers again,
+        `changed(seconds, reason)` with how long it was away."""
+        self._settings, self._clock, self._changed = settings, clock, changed
+        self._since: float | None = None
         self._failures, self._pause, self._until = 0, settings.pause, 0.0
         self._probing, self._last_response, self._latest = False, -math.inf, -math.inf
         self._debt = 0
@@ -72,6 +81,9 @@ class Breaker:
         self._failures, self._pause, self._probing = 0, self._settings.pause, False
         self._debt = max(0, self._debt - 1)
         self.on_trial &= self._debt > 0
+        if self._since is not None:
+            seconds, self._since = self._clock() - self._since, None
+            self._changed(seconds, self.reason)
 
     def delayed(self) -> None:
         """Record a delay that the silo caused: `TIMELY` answers in time make up for it."""
@@ -90,6 +102,9 @@ class Breaker:
         elif self._failures > self._settings.failures:
             return  # asked before the breaker opened, failed after: the pause is running already
         self._until = self._clock() + self._pause
+        if self._since is None:
+            self._since = self._clock()
+            self._changed(None, reason)
 
     def responded(self, since: float = -math.inf) -> None:
         """Record a response to a request sent at `since`, even if nobody waits for it any more."""

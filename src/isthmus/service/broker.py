@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -25,23 +26,32 @@ from pydantic import BaseModel, ValidationError
 
 from isthmus import __version__
 from isthmus.errors import ConfigError, DataError, IsthmusError, Refused, SiloUnavailable
+from isthmus.learning import SearchModel
 from isthmus.service import wire
 from isthmus.service.audit_log import BrokerAudit, keys_in, policies_in
 from isthmus.service.breaker import Breaker
-from isthmus.service.certificates import ENDING, Credentials, LiveTls, client_context, ending, server_name
+from isthmus.service.certificates import (
+    ENDING,
+    Credentials,
+    LiveTls,
+    client_context,
+    ending,
+    machine_of,
+    server_name,
+)
 from isthmus.service.document_routing import DocumentRouter
 from isthmus.service.encoding import another_encoder, prevailing
 from isthmus.service.http_client import BrokenReply, HttpClient, HttpReply
 from isthmus.service.judgement_routing import JudgementRouter
-from isthmus.service.limits import MESSAGE, SEEN, HttpProblem, message_header
+from isthmus.service.limits import MESSAGE, HttpProblem, message_header
+from isthmus.service.logs import ABOUT
 from isthmus.service.merging import Merger, ModelExchange
-from isthmus.service.metrics import Metrics
+from isthmus.service.metrics import DISK, INFO, Labels, Metrics, disk_free
 from isthmus.service.people import HEADER, Person, Sign, Statement, digest_of, signer, token_signer
 from isthmus.service.query_language import ParsedQuery, judged_query, parse, unknown_silos
 from isthmus.service.reliability import learned_curve
 from isthmus.service.results import (
     facets_of,
-    fold_copies,
     folded,
     group_copies,
     has_more,
@@ -54,6 +64,7 @@ from isthmus.service.scale import ScaleExchange
 from isthmus.service.security import LiveSecret, pseudonym
 from isthmus.service.settings import BrokerSettings, SiloAddress, secret
 from isthmus.service.statistics import StatisticsExchange, SumExchange, keep_exchanging
+from isthmus.service.tracing import Attributes, trace_headers, traced
 from isthmus.service.training import training_of
 from isthmus.service.versions import ModelVersions
 from isthmus.tables import Unpacker
@@ -67,6 +78,8 @@ LAG = 0.25
 """Seconds by which a deadline may be noticed late; more, and it was this process that had no time."""
 MOST_UNPACKED = 64 << 20
 """Bytes that the JSON of a silo's answer may take in memory."""
+MOST_UNCOUNTED = MOST_UNPACKED // 128
+"""Bytes of JSON that have room there whatever they say: no byte counts for more."""
 INSTANT = 0.01
 """Seconds by which a timer may be early."""
 GRACE = 0.05
@@ -75,10 +88,13 @@ TRIED = 8
 """Searches of a silo on trial that are followed to their deadline after they were answered without it."""
 START_SECONDS = 0.5
 """How long the start waits to learn the silos' encoders; those that come later come all the same."""
+GROWTH = 1.25
+"""By how much the silos that have answered grow before a stream has their hits in one order anew."""
 VIEW_SECONDS, FRESH_SECONDS = 2.0, 2.0
 """How long a view waits for the silos, and how long what they said is shown again."""
 
 M = TypeVar("M", bound=BaseModel)
+_log = logging.getLogger("isthmus.service")
 
 
 @dataclass
@@ -118,8 +134,13 @@ class SiloClient:
 
         Headers without a value are left out. A silo that learns who asks is told so of a `person`.
         """
-        further = {"content-type": kind if body else "", "if-none-match": unless, **(headers or {})}
-        sent = {**self.headers, **message_header(), **{name: text for name, text in further.items() if text}}
+        sent = {**self.headers, **message_header()}
+        if body:
+            sent["content-type"] = kind
+        if unless:
+            sent["if-none-match"] = unless
+        if headers:
+            sent |= {name: text for name, text in headers.items() if text}
         over = self.http.credentials
         if person is not None and self.signer is not None:
             called = Person(self.naming(person.id), person.groups)
@@ -165,12 +186,16 @@ class SiloClient:
 class _Question:
     """A search as it is sent to the silos: its JSON body and its deadline in seconds."""
 
+    request: wire.Search
+    query: ParsedQuery
+    model: SearchModel | None
+    version: str
+    """Of the model in use when the search began: answers are for it, and are merged by it."""
     body: bytes
     extended: bytes
     """For silos that know what came with this release."""
     headers: Mapping[str, str]
-    """The encoder that silos agree on, and the version of the model in use when the search began: answers are
-    for it, and are merged by it."""
+    """The encoder that silos agree on, and the version of the model."""
     seconds: float
     patient: bool
     """Whether they have as long as the broker gives by itself: a caller in a hurry, or a broker without
@@ -199,6 +224,10 @@ async def _wait(trusted: set[_Asking], trials: set[_Asking], question: _Question
         await asyncio.wait(trials, timeout=min(limit, question.left))
 
 
+def _is_answered(task: _Asking) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
 def _give_up(silo: SiloClient, task: _Asking, question: _Question, *, others: bool) -> None:
     """Stop asking a silo that has not answered in time, as `others` have or have not."""
     task.cancel()
@@ -210,9 +239,20 @@ def _give_up(silo: SiloClient, task: _Asking, question: _Question, *, others: bo
     silo.breaker.late(question.began)
 
 
+def _log_change(silo: str, seconds: float | None, reason: str) -> None:
+    """A line when a silo goes down, and when it is back."""
+    event = "silo down" if seconds is None else "silo back"
+    about: dict[str, str | float] = {"silo": silo, "event": event, "reason": reason}
+    if seconds is None:
+        _log.warning("silo %s is down: %s", silo, reason, extra={ABOUT: about})
+    else:
+        about["seconds"] = round(seconds, 1)
+        _log.info("silo %s is back after %.1f s", silo, seconds, extra={ABOUT: about})
+
+
 def _skipped(silo: SiloClient) -> _Outcome:
     reason, wait = silo.breaker.reason, silo.breaker.wait
-    detail = f"not asked after failing repeatedly ({reason}); next try in {wait:.1f} s"
+    detail = f"not asked after failing repeatedly ({reason}); next try in {max(wait, 1):.0f} s"
     return silo.status(silo.breaker.last, detail), None
 
 
@@ -248,7 +288,8 @@ def understood(reply: HttpReply, model: type[M]) -> M:
     if reply.kind != JSON:
         raise BrokenReply("its answer is not JSON")
     try:
-        Unpacker(MOST_UNPACKED).weigh_json(reply.body)
+        if len(reply.body) > MOST_UNCOUNTED:
+            Unpacker(MOST_UNPACKED).weigh_json(reply.body)
         return model.model_validate_json(reply.body)
     except (DataError, ValidationError):
         raise BrokenReply("its answer is not of the documented form") from None
@@ -256,7 +297,7 @@ def understood(reply: HttpReply, model: type[M]) -> M:
 
 def failure_of(reply: HttpReply) -> IsthmusError:
     """The exception for a reply that is no success, in our own words: the silo's text is not trusted."""
-    if reply.status == 429 and SEEN.encode() in reply.body:
+    if reply.status == 429 and wire.SEEN.encode() in reply.body:
         return Refused("you have seen as much of it as its policy shows: its owner may allow more")
     failures = {
         401: Refused("it does not know this broker, or not its signature of who asks"),
@@ -268,6 +309,20 @@ def failure_of(reply: HttpReply) -> IsthmusError:
         504: Busy("it had no time before the deadline"),
     }
     return failures.get(reply.status) or BrokenReply(f"it answered with status {reply.status}")
+
+
+def _answer_attributes(answer: wire.Answer) -> Attributes:
+    answered = sum(silo.status == "answered" for silo in answer.silos)
+    counts = {"silos": len(answer.silos), "answered": answered, "hits": len(answer.hits)}
+    return {f"isthmus.{name}": count for name, count in counts.items()}
+
+
+def _outcome_attributes(outcome: _Outcome) -> Attributes:
+    status, answer = outcome
+    about: dict[str, str | int | float] = {"isthmus.state": status.status}
+    if answer is not None:
+        about |= {"isthmus.hits": len(answer.hits), "isthmus.ms": status.took_ms or 0.0}
+    return about
 
 
 class Broker:
@@ -287,7 +342,8 @@ class Broker:
         for name, silo in settings.silos.items():
             over = tls if silo.url.startswith("https:") else None
             http = HttpClient(silo.url, tls=over, name=server_name(name), most=most)
-            client = SiloClient(name, silo.url, http, Breaker(settings.breaker), headers)
+            breaker = Breaker(settings.breaker, changed=partial(_log_change, name))
+            client = SiloClient(name, silo.url, http, breaker, headers)
             if silo.people:
                 client.signer = self._signer(silo, key)
                 client.naming = str if silo.identities else partial(self._pseudonym, name)
@@ -301,7 +357,7 @@ class Broker:
         self.models = ModelExchange(list(self.silos.values()), ModelVersions(settings.folder / "learned"))
         self._views: dict[str, tuple[float, asyncio.Future[Any]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._agreed: tuple[list[tuple[str, int]], str] = ([], "")
+        self._agreed: str | None = None
         self.audit = BrokerAudit(
             settings.folder,
             settings.audit,
@@ -339,7 +395,20 @@ class Broker:
             lambda: {(silo.name,): float(silo.breaker.state == "open") for silo in self.silos.values()},
             "silo",
         )
-        self.metrics.gauge(*ENDING, lambda: ending(self.settings.tls))
+        gauge = self.metrics.gauge
+        gauge(*ENDING, lambda: ending(self.settings.tls))
+        gauge(*INFO, lambda: {(__version__,): 1}, "version")
+        gauge(*DISK, lambda: disk_free(self.settings.folder))
+        meaning = "1 for a silo whose last search was without the model in use."
+        gauge("isthmus_model_lacking", meaning, self.models.lackers, "silo")
+        meaning = "Calibration error of what is learned on queries held out: as measured, of a perfect model."
+        gauge("isthmus_calibration_error", meaning, self._calibration_error, "of")
+
+    def _calibration_error(self) -> dict[Labels, float]:
+        version = self.models.versions.in_use()
+        honest = ((version and version.record) or {}).get("calibration", {}).get("after", {})
+        measured = {("measured",): honest.get("ece"), ("perfect",): honest.get("floor")}
+        return {of: error for of, error in measured.items() if error is not None}
 
     async def start(self) -> None:
         """Start the exchange of statistics and score sums, and learn which encoders silos have."""
@@ -360,26 +429,40 @@ class Broker:
             silo.http.close()
         await asyncio.to_thread(self.audit.close)
 
-    async def search(self, request: wire.Search, person: Person | None = None) -> wire.Answer:
+    @traced("search", lambda *arguments, **named: {}, _answer_attributes)
+    async def search(
+        self,
+        request: wire.Search,
+        person: Person | None = None,
+        *,
+        progress: Callable[[wire.SiloProgress], None] | None = None,
+    ) -> wire.Answer:
         """Ask the silos, wait for all of them or the deadline, and merge their hits by probability.
 
-        Cancelled, it stops asking: a node skips what nobody waits for.
+        `progress` is told of silos that are not asked at once, and of each other as it answers. Cancelled,
+        the search stops asking: a node skips what nobody waits for.
         """
         query = parse(request.query)
         wanted = set(query.silos(list(self.silos)))
         silos = [silo for silo in self._named(request.silos) if silo.name in wanted]
         deadline = request.deadline_ms or self.settings.deadline_ms
         self.models.refresh()
-        model, version = self.models.model, self.models.version
         question = _Question(
+            request,
+            query,
+            self.models.model,
+            self.models.version,
             *_questions(request, query, deadline, several=len(silos) > 1),
-            {wire.ENCODER: self.encoder, wire.MODEL: version},
+            {wire.ENCODER: self.encoder, wire.MODEL: self.models.version},
             deadline / 1000,
             patient=deadline >= self.settings.deadline_ms,
             person=person,
         )
         admitted = [silo for silo in silos if silo.breaker.admits()]
         tasks = {silo.name: asyncio.create_task(self._ask(silo, question)) for silo in admitted}
+        if progress is not None:
+            skipped = [_skipped(silo)[0] for silo in silos if silo.name not in tasks]
+            self._report(progress, skipped, tasks, question)
         try:
             trials = {tasks[silo.name] for silo in admitted if not silo.breaker.trusted}
             await _wait(set(tasks.values()) - trials, trials, question)
@@ -389,7 +472,19 @@ class Broker:
                 silo.breaker.dropped()
             raise
         statuses, answers = self._outcomes(silos, tasks, question)
-        merger = None if model is None else Merger.of(model, version, answers)
+        answer, likely = self._merged(question, statuses, answers)
+        self._searches.add(found="yes" if likely else "no")
+        return answer
+
+    def _merged(
+        self,
+        question: _Question,
+        statuses: list[wire.SiloStatus],
+        answers: Mapping[str, wire.NodeAnswer],
+    ) -> tuple[wire.Answer, int]:
+        """The hits of these answers in one order, and how many reach the threshold, of all pages."""
+        request, query, model = question.request, question.query, question.model
+        merger = None if model is None else Merger.of(model, question.version, answers)
         lists = [answer.hits if merger is None else merger.hits(answer) for answer in answers.values()]
         apart = {status.silo for status in statuses if status.scorer == ENGINE}
         merged = group_copies(in_order(lists, last=_odd_ones(statuses), apart=apart))
@@ -397,15 +492,14 @@ class Broker:
         likely = [group for group in merged if (group[0].probability or 0.0) >= threshold]
         uncalibrated = sum(first.probability is None for first, *_ in merged) if threshold > 0 else 0
         end = min(request.offset + request.k, wire.MOST_HITS)
-        self._searches.add(found="yes" if likely else "no")
-        return wire.Answer.model_construct(
+        answer = wire.Answer.model_construct(
             hits=[folded(group) for group in likely[request.offset : end]],
             silos=statuses,
             threshold=threshold,
             below=len(merged) - len(likely),
             without_probability=uncalibrated,
             model="" if merger is None else merger.version,
-            unlike=merger is not None and merger.unlike,
+            unlike=merger is not None and merger.unlike and any(each.probability for each, *_ in merged),
             understood=understood_query(query, unknown_silos(query, self.silos)),
             offset=request.offset,
             more=end < wire.MOST_HITS and (len(likely) > end or has_more(lists, end, threshold)),
@@ -413,6 +507,38 @@ class Broker:
             suggestion=suggestion_of(request.query, answers) if request.suggest else None,
             took_ms=round((time.monotonic() - question.began) * 1000, 1),
         )
+        return answer, len(likely)
+
+    def _report(
+        self,
+        progress: Callable[[wire.SiloProgress], None],
+        skipped: Iterable[wire.SiloStatus],
+        tasks: Mapping[str, _Asking],
+        question: _Question,
+    ) -> None:
+        """Tell `progress` of silos that are not asked, and of the others when they answer: with the best hits
+        so far, unless no silo is left, since the whole answer follows. Of many silos, hits come once a
+        quarter more have answered, so that a stream costs a few searches and not one a silo."""
+        merged = 0
+
+        def answered(task: _Asking) -> None:
+            nonlocal merged
+            if not _is_answered(task):
+                return
+            (status, answer), hits = task.result(), None
+            done = [each.result() for each in tasks.values() if _is_answered(each)]
+            waiting = not all(each.done() for each in tasks.values())
+            if answer is not None and waiting and len(done) >= GROWTH * merged:
+                merged = len(done)
+                answers = {each.silo: each for _, each in done if each is not None}
+                hits = self._merged(question, [each for each, _ in done], answers)[0].hits
+            count = 0 if answer is None else len(answer.hits)
+            progress(wire.SiloProgress(**status.model_dump(), count=count, hits=hits))
+
+        for status in skipped:
+            progress(wire.SiloProgress(**status.model_dump()))
+        for task in tasks.values():
+            task.add_done_callback(answered)
 
     def _outcomes(
         self, silos: Iterable[SiloClient], tasks: Mapping[str, asyncio.Task[_Outcome]], question: _Question
@@ -440,12 +566,14 @@ class Broker:
             raise HttpProblem(404, f"silos: only names that there are: {', '.join(self.silos)}")
         return [self.silos[name] for name in wanted]
 
+    @traced("silo", lambda broker, silo, question: {"isthmus.silo": silo.name}, _outcome_attributes)
     async def _ask(self, silo: SiloClient, question: _Question) -> _Outcome:
         """Ask one silo: its status and hits, unless it is late; the outcome is recorded in its breaker."""
         breaker, began = silo.breaker, time.monotonic()
         try:
             body = question.extended if silo.search_level else question.body
-            reply = await silo.ask("POST", "/search", body, headers=question.headers, person=question.person)
+            headers = {**question.headers, **trace_headers()}
+            reply = await silo.ask("POST", "/search", body, headers=headers, person=question.person)
             if reply.status == 422:
                 raise Refused(
                     "it takes no such search: its version knows no filters, or its limits are others"
@@ -469,10 +597,13 @@ class Broker:
         breaker.succeeded()
         took = time.monotonic() - began
         known = math.inf if silo.documents is None else silo.documents
+        stated = silo.encoder, silo.documents
         if silo.signer is None or answer.documents > known:  # else it is how many one person may see
             silo.documents = answer.documents
         silo.encoder = answer.encoder
         silo.search_level = answer.search_level
+        if (silo.encoder, silo.documents) != stated:
+            self._agreed = None
         self._seconds.observe(took, silo=silo.name)
         remark = self._remark(silo, answer)
         return silo.status("answered", remark, took, answer), answer
@@ -492,10 +623,10 @@ class Broker:
     @property
     def encoder(self) -> str:
         """The encoder that silos agree on: "none" where all differ, empty before any has spoken."""
-        stated = [(silo.encoder, silo.documents or 0) for silo in self.silos.values()]
-        if stated != self._agreed[0]:  # every silo's answer is compared with it
-            self._agreed = stated, prevailing(stated)
-        return self._agreed[1]
+        if self._agreed is None:  # every silo's answer is compared with it
+            stated = [(silo.encoder, silo.documents or 0) for silo in self.silos.values()]
+            self._agreed = prevailing(stated)
+        return self._agreed
 
     async def _ask_encoders(self) -> None:
         """Learn every silo's encoder before the first search."""
@@ -506,6 +637,7 @@ class Broker:
                     state = await silo.read("/ready", wire.Ready)
                     silo.encoder, silo.search_level = state.encoder, state.search_level
                     silo.learn_size(state)
+                    self._agreed = None
 
         await asyncio.gather(*map(one, self.silos.values()))
 
@@ -548,20 +680,27 @@ class Broker:
             encoder=self.encoder,
             about=page.about,
             queries=list(page.queries),
+            machine=machine_of(self.settings.folder, self.settings.tls),
         )
 
     async def _view(self, silo: SiloClient) -> wire.SiloState:
         problem = self.exchange.problems.get(silo.name, "")
         fields: dict[str, Any] = {"silo": silo.name, "url": silo.url, "status": "answered"}
+        fields["about"] = self.settings.silos[silo.name].about
         fields["detail"] = f"its statistics are left out of the sum: {problem}" if problem else ""
         try:
             async with asyncio.timeout(VIEW_SECONDS):
+                sent = time.time()
                 reply = await silo.ask("GET", "/ready")
+                middle = (sent + time.time()) / 2
                 if reply.status == 503:  # it says why itself
                     reply = HttpReply(200, reply.kind, reply.body)
                 fields["ready"] = ready = understood(reply, wire.Ready)
                 silo.encoder = ready.encoder or silo.encoder
                 silo.learn_size(ready)
+                self._agreed = None
+                if ready.machine is not None and ready.machine.time is not None:
+                    fields["skew"] = ready.machine.time - middle
                 fields["detail"] = (
                     fields["detail"]
                     or another_encoder(silo.encoder, self.encoder)
@@ -630,28 +769,6 @@ def _rights_of_groups(settings: BrokerSettings) -> dict[str, str]:
     """What groups of the identity provider may do, by name."""
     groups = {} if settings.oidc is None else settings.oidc.groups
     return {f"group:{name}": " ".join(scopes) for name, scopes in groups.items()}
-
-
-def merge_hits(
-    hits: Iterable[wire.Hit],
-    *,
-    k: int,
-    threshold: float,
-    last: Container[str] = (),
-    apart: Collection[str] = (),
-) -> tuple[list[wire.Hit], int]:
-    """The k best by probability, ties by score; and how many the threshold left out.
-
-    A hit without a probability, from a silo without a calibrator, comes after all that have one; it
-    passes no threshold but 0. Those of silos in `last`, whose scores do not compare, come at the end. A silo
-    in `apart` has scores of its engine's own: its hits take turns with the others'.
-    """
-    lists: dict[str, list[wire.Hit]] = {}
-    for hit in hits:
-        lists.setdefault(hit.silo, []).append(hit)
-    every = fold_copies(in_order(lists.values(), last=last, apart=apart))
-    selected = [hit for hit in every if (hit.probability or 0.0) >= threshold]
-    return selected[:k], len(every) - len(selected)
 
 
 def _odd_ones(statuses: Iterable[wire.SiloStatus]) -> set[str]:

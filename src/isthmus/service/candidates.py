@@ -48,8 +48,11 @@ class QueryCandidates:
     most: float
     """What BM25 can give at most: Σ idf of the query's words."""
     vector: Vectors
-    totals: Mapping[str, FloatArray]
-    """The silo's own counts of the terms."""
+
+    @cached_property
+    def totals(self) -> Mapping[str, FloatArray]:
+        """The silo's own counts of the terms."""
+        return self.reader.tables(self.terms)
 
     def __len__(self) -> int:
         return len(self.handles)
@@ -140,8 +143,7 @@ class Snapshot:
         terms = spelled_terms(tokens)
         codes = tokens.terms.codes
         words = tuple(terms[code] for code in codes.tolist())
-        totals = self.reader.tables(terms)
-        rarity = self._idf(terms, totals)
+        rarity = self.rarity(terms)
         weights = rarity * np.bincount(codes, minlength=len(terms))
         lists = {"bm25": self.reader.matching(dict(zip(terms, weights.tolist(), strict=True)), depth, only)}
         vector = np.zeros(0, dtype=np.float32) if is_blank else self._vector(text, words)
@@ -167,7 +169,6 @@ class Snapshot:
             counts.take(chosen),
             self._most(text) if len(self.languages) > 1 and not is_blank else float(rarity[codes].sum()),
             vector,
-            totals,
         )
 
     def _vector(self, text: str, words: Sequence[str]) -> Vectors:
@@ -185,8 +186,8 @@ class Snapshot:
         stopped = None if spoken.stopped is None else np.ones(len(spelled), dtype=bool)
         tokens = Tokens(Ids.of(spelled), np.array([0, len(spelled)]), stopped)
         terms = spelled if stopped is None else [STOP + word for word in spelled]
-        codes, totals = tokens.terms.codes, self.reader.tables(terms)
-        rarity, counts = self._idf(terms, totals), self.reader.counts(handles, terms)
+        codes = tokens.terms.codes
+        rarity, counts = self.rarity(terms), self.reader.counts(handles, terms)
         scores = {"bm25": self._bm25(counts, codes, rarity)}
         vector = self.encoder.query(text, tuple(terms)) if dense else np.zeros(0, dtype=np.float32)
         if vector.any():
@@ -202,7 +203,6 @@ class Snapshot:
             counts,
             float(rarity.sum()),
             vector,
-            totals,
         )
 
     def _most(self, text: str) -> float:
@@ -253,11 +253,8 @@ class Snapshot:
 
     def rarity(self, terms: Sequence[str]) -> FloatArray:
         """The idf of terms as BM25 has it here."""
-        return self._idf(terms, self.reader.tables(terms) if self.shared is None else {})
-
-    def _idf(self, terms: Sequence[str], totals: Mapping[str, FloatArray]) -> FloatArray:
         if self.shared is None:
-            return idf(totals[TEXT], len(self))
+            return idf(self.reader.tables(terms)[TEXT], len(self))
         return idf(self.shared.counts(TEXT, terms, self.family), self.shared.documents)
 
     def features(self, candidates: QueryCandidates) -> FloatArray:

@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import ssl
 import threading
 import time
@@ -33,11 +34,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from isthmus import __version__
 from isthmus.errors import ConfigError, DataError
 from isthmus.files import locked, private_file, write_private, write_whole
 from isthmus.service.settings import Tls
+from isthmus.service.wire import Machine
 
-DAYS, AUTHORITY_DAYS = 397, 3650
+DAYS = 397
+AUTHORITY_DAYS = 3650
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 SUFFIX = ".isthmus.internal"
 TRAINING = ".training"
@@ -175,6 +179,27 @@ def ending(tls: Tls | None) -> dict[tuple[str, ...], float]:
         return {(): x509.load_pem_x509_certificate(content).not_valid_after_utc.timestamp()}
     except (OSError, ValueError):
         return {}
+
+
+def machine_of(folder: Path, tls: Tls | None) -> Machine:
+    """What a server with this folder and these files says of itself."""
+    disk = shutil.disk_usage(folder if folder.exists() else Path.cwd())
+    return Machine(
+        version=__version__,
+        time=time.time(),
+        certificate_ends=ending(tls).get(()),
+        revocations=None if tls is None else _signed(tls.revoked),
+        disk_free=disk.free / disk.total,
+        disk_free_bytes=disk.free,
+    )
+
+
+def _signed(revoked: Path) -> float | None:
+    """When a list of revocations was signed; None where there is none that can be read."""
+    try:
+        return x509.load_pem_x509_crl(revoked.read_bytes()).last_update_utc.timestamp()
+    except (OSError, ValueError):
+        return None
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:

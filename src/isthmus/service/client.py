@@ -1,19 +1,31 @@
-"""A broker's API from Python.
+"""A broker's API from Python, blocking or asynchronous.
 
 with Client("http://127.0.0.1:8100") as broker:
     answer = broker.search("tidal power", threshold=0.7)
     for hit in answer.hits:
         print(hit.probability, hit.silo, hit.title)
+
+async with AsyncClient("http://127.0.0.1:8100") as broker:
+    async for event in broker.search_stream("tidal power"):
+        print(event)
+
+Every request is written once, in `AsyncClient`. `Client` runs the same coroutines over a transport that
+blocks, so that they never wait for an event loop and need none.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import os
+import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -30,29 +42,101 @@ MOST_BYTES = 8 << 20
 """Of an answer."""
 LONGEST_KEY = 512
 """Characters of an API key; those that `isthmus keys` writes have fewer than 100."""
+LONGEST_PROBLEM = 4_000
+"""Characters of what a broker says went wrong."""
 DEFAULT_URL = "http://127.0.0.1:8100"
 PATIENCE, LEAST_WAIT = 60.0, 0.2
-"""Seconds that a request waits in all where the broker says later (429), and at least each time."""
+"""Seconds that a request waits in all before it is sent again, and at least each time."""
+RETRIES = 2
+"""How often a request is sent again where the broker is overloaded (503) or the connection fails."""
 LOOK_EVERY = 1.0
 """Seconds between two questions about how far learning is."""
 BATCH_BYTES = 256 << 10
 """Of the judgements in one request; a broker takes a megabyte unless it was told otherwise."""
 
 M = TypeVar("M", bound=BaseModel)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class NotTaken(ServiceError):
     """The request is not of the form that the broker documents (422)."""
 
 
-class Client:
-    """One broker. A failure is a ServiceError that says what to do: Refused, SiloUnavailable or itself.
+class _Again(Exception):
+    """A failure after which a request may be sent again, in so many seconds if the broker says so; `refused`
+    where it has done nothing, so that any request may."""
 
-    The API key is given as text, as the path of a file that only its owner can read, or in the environment
-    as ISTHMUS_API_KEY. `authority` (or ISTHMUS_AUTHORITY) is the certificate that the broker's own must come
-    from, where the system does not know it. A request that comes too soon (429) is sent again when the broker
-    says, for at most `patience` seconds.
+    def __init__(self, failure: ServiceError, seconds: float = 0.0, *, refused: bool = False) -> None:
+        self.failure, self.seconds, self.refused = failure, seconds, refused
+        super().__init__(failure)
+
+
+class _Parts(NamedTuple):
+    """An answer as it arrives."""
+
+    status: int
+    headers: httpx.Headers
+    raw: AsyncIterator[bytes]
+    seconds: float
+    """For how long it is waited for, in all."""
+
+
+class _Transport(Protocol):
+    """What sends requests and waits: in an event loop, or blocking."""
+
+    def stream(
+        self, method: str, path: str, payload: Any, seconds: float
+    ) -> AbstractAsyncContextManager[_Parts]: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class _Asynchronous:
+    def __init__(self, **options: Any) -> None:
+        self.http = httpx.AsyncClient(**options)
+
+    @asynccontextmanager
+    async def stream(self, method: str, path: str, payload: Any, seconds: float) -> AsyncIterator[_Parts]:
+        async with self.http.stream(method, path, json=payload, timeout=seconds) as response:
+            yield _Parts(response.status_code, response.headers, response.aiter_raw(), seconds)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        await self.http.aclose()
+
+
+class _Blocking:
+    def __init__(self, **options: Any) -> None:
+        self.http = httpx.Client(**options)
+
+    @asynccontextmanager
+    async def stream(self, method: str, path: str, payload: Any, seconds: float) -> AsyncIterator[_Parts]:
+        with self.http.stream(method, path, json=payload, timeout=seconds) as response:
+            yield _Parts(response.status_code, response.headers, self._parts(response), seconds)
+
+    async def _parts(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        for part in response.iter_raw():
+            yield part
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def close(self) -> None:
+        self.http.close()
+
+
+class AsyncClient:
+    """One broker, asked from an event loop: the methods of `Client` as coroutines.
+
+    Cancelling one ends its request, and with it the search in the silos. See `Client` for the arguments.
     """
+
+    _connect: Callable[..., _Transport] = _Asynchronous
 
     def __init__(
         self,
@@ -62,21 +146,23 @@ class Client:
         authority: str | os.PathLike[str] | None = None,
         timeout: float = 30.0,
         patience: float = PATIENCE,
+        retries: int = RETRIES,
     ) -> None:
         token = _token(key)
-        headers = {"authorization": f"Bearer {token}"} if token else {}
+        headers = {"accept-encoding": "identity"}  # nothing that unpacks to more than it is
+        headers |= {"authorization": f"Bearer {token}"} if token else {}
         trusted = authority or os.environ.get(AUTHORITY_VARIABLE)
         verify = trusting(trusted) if url.startswith("https:") else True
-        self.url, self._seconds, self._patience = url.rstrip("/"), timeout, patience
+        self.url, self._seconds = url.rstrip("/"), timeout
+        self._patience, self._retries = patience, retries
         self.key_expires: str | None = None
         """When the API key ends, once an answer has said that it does soon."""
         try:
-            self._http = httpx.Client(base_url=self.url, headers=headers, verify=verify, timeout=timeout)
-            self._http.headers["accept-encoding"] = "identity"  # nothing that unpacks to more than it is
+            self._transport = self._connect(base_url=self.url, headers=headers, verify=verify)
         except httpx.InvalidURL:
             raise ServiceError(f"{url!r} is not a URL") from None
 
-    def search(
+    async def search(
         self,
         query: str,
         *,
@@ -94,70 +180,103 @@ class Client:
         `offset` passes over the hits of the pages before, `facets` counts what matches, `suggest` looks for
         other spellings of words that hardly any document has; a broker that knows neither does without.
         """
-        payload = {"query": query, "k": k, "threshold": threshold, "explain": explain}
-        payload |= {"silos": silos} if silos is not None else {}
-        payload |= {"deadline_ms": deadline_ms} if deadline_ms is not None else {}
-        payload |= {"offset": offset} if offset else {}
-        extras = {name: True for name, is_wanted in (("facets", facets), ("suggest", suggest)) if is_wanted}
+        payload = _search_of(query, k, threshold, explain, silos, deadline_ms) | _nonzero(offset=offset)
+        extras = _nonzero(facets=facets, suggest=suggest)
         try:
-            reply = self._ask("POST", "/v1/search", payload | extras)
+            return await self._ask(wire.Answer, "POST", "/v1/search", payload | extras)
         except NotTaken:
             if not extras:
                 raise
-            reply = self._ask("POST", "/v1/search", payload)  # a broker of the release before
-        return self._read(reply, wire.Answer)
+        # a broker of the release before
+        return await self._ask(wire.Answer, "POST", "/v1/search", payload)
 
-    def count(
+    async def search_stream(
+        self,
+        query: str,
+        *,
+        k: int = 10,
+        threshold: float = 0.0,
+        silos: list[str] | None = None,
+        explain: bool = False,
+        deadline_ms: int | None = None,
+    ) -> AsyncGenerator[wire.SiloProgress | wire.Answer]:
+        """Search as `search` does, and say of each silo what it did as it answers, with the best hits so far;
+        the last is the whole answer. Who stops listening ends the search."""
+        payload = _search_of(query, k, threshold, explain, silos, deadline_ms)
+        async with AsyncExitStack() as stack:
+            begin = partial(self._begun, stack, "POST", "/v1/search/stream", payload)
+            parts = await self._retrying(begin)
+            try:
+                with self._failures():
+                    async for name, data in _events(self._bounded(parts)):
+                        reply = HttpReply(200, "", data)
+                        if name == b"silo":
+                            yield self._read(reply, wire.SiloProgress)
+                        elif name == b"answer":
+                            yield self._read(reply, wire.Answer)
+                            return
+                        elif name == b"error":
+                            status = self._read(reply, wire.Problem).status
+                            raise self._failure(HttpReply(status, "", data))
+            except _Again as later:  # not after a part of it has come
+                raise later.failure from later.__cause__
+        raise SiloUnavailable(f"{self.url} ended the stream before the answer")
+
+    async def count(
         self, query: str, *, threshold: float = wire.USUAL_LEVEL, silos: list[str] | None = None
     ) -> wire.CountAnswer:
         """How many documents answer a query, with noise, silo by silo; a new question costs budgets."""
         payload: dict[str, Any] = {"query": query, "threshold": threshold}
         payload |= {"silos": silos} if silos is not None else {}
-        return self._read(self._ask("POST", "/v1/noised-counts", payload), wire.CountAnswer)
+        return await self._ask(wire.CountAnswer, "POST", "/v1/noised-counts", payload)
 
-    def judge(self, query: str, hit: wire.Hit, *, relevant: bool | None) -> None:
+    async def judge(self, query: str, hit: wire.Hit, *, relevant: bool | None) -> None:
         """Say whether a hit of this query's answer was right; None takes it back. Its silo alone keeps it."""
         payload = {"query": query, "silo": hit.silo, "token": hit.token, "relevant": relevant}
-        self._ask("POST", "/v1/feedback", payload)
+        await self._send("POST", "/v1/feedback", payload)
 
-    def judgements(self, query: str, hits: Sequence[wire.Hit]) -> list[bool | None]:
+    async def judgements(self, query: str, hits: Sequence[wire.Hit]) -> list[bool | None]:
         """What you judged of these hits of a query's answer, in their order; None for nothing."""
         tokens = [{"silo": hit.silo, "token": hit.token} for hit in hits if hit.token]
-        reply = self._ask("POST", "/v1/judged", {"query": query, "hits": tokens})
-        own = iter(self._read(reply, wire.OwnJudgements).relevant)
+        body = {"query": query, "hits": tokens}
+        own = iter((await self._ask(wire.OwnJudgements, "POST", "/v1/judged", body)).relevant)
         return [next(own, None) if hit.token else None for hit in hits]
 
-    def open(self, hit: wire.Hit | wire.HitCopy) -> wire.OpenedDocument:
+    async def open(self, hit: wire.Hit | wire.HitCopy) -> wire.OpenedDocument:
         """The whole document of a hit, or of its copy in another silo (`Hit.also`), where that silo allows it
         and your key has the scope documents."""
-        return self._open(hit.silo, hit.document, {"ticket": hit.ticket})
+        return await self._open(hit.silo, hit.document, {"ticket": hit.ticket})
 
-    def open_allowed(self, request: wire.DocumentRequest) -> wire.OpenedDocument:
+    async def open_allowed(self, request: wire.DocumentRequest) -> wire.OpenedDocument:
         """The document that its owner has allowed you to open once."""
-        return self._open(request.silo, request.document, {"request": request.number})
+        return await self._open(request.silo, request.document, {"request": request.number})
 
-    def _open(self, silo: str, document: str, by: dict[str, str]) -> wire.OpenedDocument:
+    async def _open(self, silo: str, document: str, by: dict[str, str]) -> wire.OpenedDocument:
         path = f"/v1/documents/{quote(silo, safe='')}/{quote(document, safe='/')}?{urlencode(by)}"
-        return self._read(self._ask("GET", path), wire.OpenedDocument)
+        again = "ticket" in by  # what was allowed is allowed once
+        return await self._ask(wire.OpenedDocument, "GET", path, again=again)
 
-    def ask(
+    async def ask(
         self, query: str, hit: wire.Hit | wire.HitCopy, *, reason: str = "", named: bool = False
     ) -> wire.DocumentRequest:
         """Ask the owner of a hit's document for it; with `named` they see the name of your key."""
         payload = {"silo": hit.silo, "ticket": hit.ticket, "query": query, "reason": reason, "named": named}
-        return self._read(self._ask("POST", "/v1/requests", payload), wire.DocumentRequest)
+        return await self._ask(wire.DocumentRequest, "POST", "/v1/requests", payload, again=False)
 
-    def requests(self, *, every: bool = False) -> wire.RequestList:
+    async def requests(self, *, every: bool = False) -> wire.RequestList:
         """What you asked owners for, with their answers; for administrators `every` one they may answer."""
         path = "/v1/requests?all=true" if every else "/v1/requests"
-        return self._read(self._ask("GET", path), wire.RequestList)
+        return await self._ask(wire.RequestList, "GET", path)
 
-    def answer(self, request: wire.DocumentRequest, *, allow: bool, word: str = "") -> wire.DocumentRequest:
+    async def answer(
+        self, request: wire.DocumentRequest, *, allow: bool, word: str = ""
+    ) -> wire.DocumentRequest:
         """Allow that a document is opened once, or deny it: with an administrator's key."""
         path = f"/v1/requests/{quote(request.silo, safe='')}/{request.number}"
-        return self._read(self._ask("POST", path, {"allow": allow, "word": word}), wire.DocumentRequest)
+        payload = {"allow": allow, "word": word}
+        return await self._ask(wire.DocumentRequest, "POST", path, payload, again=False)
 
-    def import_judgements(
+    async def import_judgements(
         self,
         judgements: Sequence[wire.NamedJudgement],
         *,
@@ -169,8 +288,7 @@ class Client:
         """
         total, first = wire.Imported(), 0
         for batch in _batches(judgements):
-            reply = self._ask("POST", "/v1/judgements", {"judgements": batch})
-            done = self._read(reply, wire.Imported)
+            done = await self._ask(wire.Imported, "POST", "/v1/judgements", {"judgements": batch})
             total = wire.Imported(
                 added=total.added + done.added,
                 changed=total.changed + done.changed,
@@ -184,46 +302,46 @@ class Client:
             progress(len(batch))
         return total
 
-    def export_judgements(self, silos: Sequence[str] | None = None) -> list[wire.NamedJudgement]:
+    async def export_judgements(self, silos: Sequence[str] | None = None) -> list[wire.NamedJudgement]:
         """The judgements that silos have through this broker, with an administrator's key."""
-        names = [each.silo for each in self.silos().silos] if silos is None else silos
+        names = [each.silo for each in (await self.silos()).silos] if silos is None else silos
         judgements: list[wire.NamedJudgement] = []
         for name in names:
             after: str | None = ""
             while after is not None:
                 path = str(httpx.URL("/v1/judgements", params={"silo": name, "after": after}))
-                page = self._read(self._ask("GET", path), wire.JudgementPage)
+                page = await self._ask(wire.JudgementPage, "GET", path)
                 judgements += page.judgements
                 after = page.next or None
         return sorted(judgements, key=lambda each: (each.query, each.document, each.silo or ""))
 
-    def silos(self) -> wire.SiloList:
+    async def silos(self) -> wire.SiloList:
         """Every silo's state."""
-        return self._read(self._ask("GET", "/v1/silos"), wire.SiloList)
+        return await self._ask(wire.SiloList, "GET", "/v1/silos")
 
-    def training(self) -> wire.TrainingView:
+    async def training(self) -> wire.TrainingView:
         """The training run as far as it has come."""
-        return self._read(self._ask("GET", "/v1/training"), wire.TrainingView)
+        return await self._ask(wire.TrainingView, "GET", "/v1/training")
 
-    def learning(self) -> wire.LearningView:
+    async def learning(self) -> wire.LearningView:
         """How learning goes, and every version there is."""
-        return self._read(self._ask("GET", "/v1/learning"), wire.LearningView)
+        return await self._ask(wire.LearningView, "GET", "/v1/learning")
 
-    def learn(self, mode: str = "masked") -> wire.LearningView:
+    async def learn(self, mode: str = "masked") -> wire.LearningView:
         """Let the silos learn; `learning` says how far they are. Needs an administrator's key."""
-        return self._read(self._ask("POST", "/v1/learning", {"mode": mode}), wire.LearningView)
+        return await self._ask(wire.LearningView, "POST", "/v1/learning", {"mode": mode}, again=False)
 
-    def learn_to_end(
+    async def learn_to_end(
         self, mode: str = "masked", *, progress: Callable[[str], None] = lambda stage: None
     ) -> wire.LearnedVersion:
         """Let the silos learn and wait for the version that comes of it; `progress` hears every second of
         the stage it is in. A ServiceError says why where nothing could be learned."""
-        view = self.learn(mode)
+        view = await self.learn(mode)
         known = {version.version for version in view.versions}
         while view.state == "running":
             progress(view.stage)
-            time.sleep(LOOK_EVERY)
-            view = self.learning()
+            await self._transport.sleep(LOOK_EVERY)
+            view = await self.learning()
         new = [version for version in view.versions if version.version not in known]
         if not new:
             raise ServiceError(view.problem or "the broker has stopped learning; its log says why")
@@ -231,90 +349,144 @@ class Client:
             raise ServiceError(new[0].problem)
         return new[0]
 
-    def rollback(self, version: str = "") -> wire.LearningView:
+    async def rollback(self, version: str = "") -> wire.LearningView:
         """Search with the version before the current one again, with another, or with "none"."""
-        return self._read(self._ask("POST", "/v1/learning/rollback", {"version": version}), wire.LearningView)
+        path, payload = "/v1/learning/rollback", {"version": version}
+        return await self._ask(wire.LearningView, "POST", path, payload, again=False)
 
-    def calibration(self) -> wire.Calibration:
+    async def calibration(self) -> wire.Calibration:
         """The reliability curves of the probabilities, by silo and retriever."""
-        return self._read(self._ask("GET", "/v1/calibration"), wire.Calibration)
+        return await self._ask(wire.Calibration, "GET", "/v1/calibration")
 
-    def sessions(self) -> wire.SessionList:
+    async def sessions(self) -> wire.SessionList:
         """Who has a session of the page; needs an administrator's key."""
-        return self._read(self._ask("GET", "/v1/sessions"), wire.SessionList)
+        return await self._ask(wire.SessionList, "GET", "/v1/sessions")
 
-    def end_sessions(self, person: str) -> int:
+    async def end_sessions(self, person: str) -> int:
         """End all of a person's sessions, by the name of their key or their id; how many there were."""
         path = f"/v1/sessions?{urlencode({'person': person})}"
-        return self._read(self._ask("DELETE", path), wire.EndedSessions).ended
+        return (await self._ask(wire.EndedSessions, "DELETE", path)).ended
 
-    def health(self) -> wire.Health:
+    async def me(self) -> wire.Me:
+        """Whose key this is, and what it may do."""
+        return await self._ask(wire.Me, "GET", "/v1/me")
+
+    async def health(self) -> wire.Health:
         """Whether the broker is there."""
-        return self._read(self._ask("GET", "/v1/health"), wire.Health)
+        return await self._ask(wire.Health, "GET", "/v1/health")
 
-    def metrics(self) -> str:
+    async def metrics(self) -> str:
         """The broker's metrics in Prometheus' text format."""
-        return self._ask("GET", "/metrics").body.decode(errors="replace")
+        return (await self._send("GET", "/metrics")).body.decode(errors="replace")
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        await self._transport.close()
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
-    def _ask(self, method: str, path: str, payload: dict[str, Any] | None = None) -> HttpReply:
-        left = self._patience
+    async def _ask(
+        self, model: type[M], method: str, path: str, payload: Any = None, *, again: bool = True
+    ) -> M:
+        """What a request is answered with; see `_send`."""
+        return self._read(await self._send(method, path, payload, again=again), model)
+
+    async def _send(self, method: str, path: str, payload: Any = None, *, again: bool = True) -> HttpReply:
+        """The answer to a request; `again` where it does no harm that the request arrives twice."""
+
+        async def once() -> HttpReply:
+            async with AsyncExitStack() as stack:
+                parts = await self._begun(stack, method, path, payload)
+                return HttpReply(parts.status, "", await self._body(parts))
+
+        return await self._retrying(once, again=again)
+
+    async def _retrying(self, attempt: Callable[[], Awaitable[T]], *, again: bool = True) -> T:
+        """Try until it succeeds: for `patience` seconds where the broker says later (429), and `retries`
+        times where it is overloaded or cannot be reached."""
+        left, retries = self._patience, self._retries if again else 0
+        backoff = LEAST_WAIT
         while True:
-            reply, later = self._once(method, path, payload)
-            if 200 <= reply.status < 300:
-                return reply
-            if reply.status != 429 or later > left:
-                raise self._failure(reply, later)
-            time.sleep(later)
-            left -= later
+            try:
+                with self._failures():
+                    return await attempt()
+            except _Again as later:
+                seconds = later.seconds or backoff * (1 + secrets.randbelow(500) / 1000)  # not all at once
+                if seconds > left or not (later.refused or retries):
+                    raise later.failure from later.__cause__
+                retries, backoff = retries - (not later.refused), backoff * 2
+            await self._transport.sleep(seconds)
+            left -= seconds
 
-    def _once(self, method: str, path: str, payload: dict[str, Any] | None) -> tuple[HttpReply, float]:
-        """The answer to one request, and in how many seconds to send it again if that was too soon."""
+    async def _begun(
+        self, stack: AsyncExitStack, method: str, path: str, payload: dict[str, Any] | None
+    ) -> _Parts:
+        """An answer that is a success, before its body has come; silos that are given time have it."""
+        seconds = self._seconds + (payload or {}).get("deadline_ms", 0) / 1000
+        parts = await stack.enter_async_context(self._transport.stream(method, path, payload, seconds))
+        self.key_expires = parts.headers.get(wire.KEY_EXPIRES)
+        if 200 <= parts.status < 300:
+            return parts
+        text = parts.headers.get("retry-after", "")
+        wait = max(LEAST_WAIT, float(text)) if text.isdecimal() else 0.0
+        body = await self._body(parts)
+        failure = self._failure(HttpReply(parts.status, "", body), wait)
+        lasting = wire.SEEN.encode() in body  # for a day, or for good
+        if parts.status in (429, 503) and not lasting:
+            raise _Again(failure, wait, refused=parts.status == 429)
+        raise failure
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """What httpx raises, as errors of ours."""
         try:
-            with self._http.stream(method, path, json=payload) as response:
-                self.key_expires = response.headers.get(wire.KEY_EXPIRES)
-                later = response.headers.get("retry-after", "")
-                seconds = max(LEAST_WAIT, float(later)) if later.isdecimal() else 1.0
-                return HttpReply(response.status_code, "", self._body(response)), seconds
+            yield
         except httpx.TimeoutException:
             raise SiloUnavailable(f"the broker at {self.url} does not answer in time") from None
         except httpx.LocalProtocolError:  # its text may quote headers, and with them the key
             raise ServiceError(f"the request to {self.url} is not HTTP, and was not sent") from None
         except httpx.TransportError as error:
-            raise SiloUnavailable(f"no broker at {self.url}: {error} ({_cure(error)})") from error
+            cure = _cure(error)
+            failure = SiloUnavailable(f"no broker at {self.url}: {error} ({cure})")
+            if cure is not _START:  # it would fail again
+                raise failure from error
+            raise _Again(failure) from error
 
-    def _body(self, response: httpx.Response) -> bytes:
+    async def _body(self, parts: _Parts) -> bytes:
         """What the broker sends, as it is, up to a size and a time."""
-        if response.headers.get("content-encoding", "identity") != "identity":
-            raise ServiceError(f"{self.url} answers in an encoding that it was not asked for")
-        body, until = bytearray(), time.monotonic() + self._seconds
-        for part in response.iter_raw():
+        body = bytearray()
+        async for part in self._bounded(parts):
             body += part
-            if len(body) > MOST_BYTES:
-                raise ServiceError(f"{self.url} answers with more than {MOST_BYTES:,} bytes")
-            if time.monotonic() > until:
-                raise SiloUnavailable(f"the broker at {self.url} does not answer in time")
         return bytes(body)
 
-    def _failure(self, reply: HttpReply, later: float) -> ServiceError:
+    async def _bounded(self, parts: _Parts) -> AsyncIterator[bytes]:
+        """What comes, up to a size, while it has not been waited for longer than this in all."""
+        if parts.headers.get("content-encoding", "identity") != "identity":
+            raise ServiceError(f"{self.url} answers in an encoding that it was not asked for")
+        size, waited, since = 0, 0.0, time.monotonic()
+        async for part in parts.raw:
+            size, waited = size + len(part), waited + time.monotonic() - since
+            if size > MOST_BYTES:
+                raise ServiceError(f"{self.url} answers with more than {MOST_BYTES:,} bytes")
+            if waited > parts.seconds:
+                raise SiloUnavailable(f"the broker at {self.url} does not answer in time")
+            yield part
+            since = time.monotonic()
+
+    def _failure(self, reply: HttpReply, later: float = 0.0) -> ServiceError:
         try:
             problem = wire.Problem.model_validate_json(reply.body)
         except ValidationError:
             return ServiceError(f"{self.url} is no broker of ours: status {reply.status}")
-        message = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
+        message = ": ".join(filter(None, (problem.title, problem.detail)))[:LONGEST_PROBLEM]
         if reply.status == 401:
             return Refused(f"{message} (name a key's file with --key, or set {KEY_VARIABLE})")
         if reply.status == 429:
-            return Refused(f"{message} (again in {later:g} s)")
+            return Refused(f"{message} (again in {later:g} s)" if later else message)
         if reply.status == 403:
             return Refused(message)
         if reply.status == 422:
@@ -326,6 +498,141 @@ class Client:
             return model.model_validate_json(reply.body)
         except ValidationError:
             raise ServiceError(f"{self.url} answers in a form that this Isthmus does not know") from None
+
+
+class _BlockingCalls(AsyncClient):
+    """The same requests over a transport that blocks."""
+
+    _connect = _Blocking
+
+
+def _finished(work: Awaitable[T]) -> T:
+    """What a coroutine returns that never waits for an event loop."""
+    try:
+        next(work.__await__())
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise RuntimeError("a blocking transport does not wait for an event loop")
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Awaitable[T]],
+) -> Callable[Concatenate[Client, P], T]:
+    @wraps(method)
+    def call(self: Client, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return _finished(method(self._calls, *arguments, **options))
+
+    return call
+
+
+def _blocking_iterator(
+    method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[T]],
+) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    @wraps(method)
+    def call(self: Client, /, *arguments: P.args, **options: P.kwargs) -> Iterator[T]:
+        each = method(self._calls, *arguments, **options)
+        try:
+            while True:
+                yield _finished(anext(each))
+        except StopAsyncIteration:
+            return
+        finally:
+            _finished(each.aclose())
+
+    signature = inspect.signature(method)  # as people see it, which is else that of what it wraps
+    returned = str(signature.return_annotation).replace("AsyncGenerator", "Iterator")
+    call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+    return call
+
+
+class Client:
+    """One broker. A failure is a ServiceError that says what to do: Refused, SiloUnavailable or itself.
+
+    The API key is given as text, as the path of a file that only its owner can read, or in the environment
+    as ISTHMUS_API_KEY. `authority` (or ISTHMUS_AUTHORITY) is the certificate that the broker's own must come
+    from, where the system does not know it. A request that comes too soon (429) is sent again when the broker
+    says, for at most `patience` seconds; one that may arrive twice is sent again up to `retries` times where
+    the broker is overloaded (503) or the connection fails.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        key: str | Path | None = None,
+        authority: str | os.PathLike[str] | None = None,
+        timeout: float = 30.0,
+        patience: float = PATIENCE,
+        retries: int = RETRIES,
+    ) -> None:
+        self._calls = _BlockingCalls(
+            url, key=key, authority=authority, timeout=timeout, patience=patience, retries=retries
+        )
+        self.url = self._calls.url
+
+    @property
+    def key_expires(self) -> str | None:
+        """When the API key ends, once an answer has said that it does soon."""
+        return self._calls.key_expires
+
+    search = _blocking(AsyncClient.search)
+    search_stream = _blocking_iterator(AsyncClient.search_stream)
+    count = _blocking(AsyncClient.count)
+    judge = _blocking(AsyncClient.judge)
+    judgements = _blocking(AsyncClient.judgements)
+    open = _blocking(AsyncClient.open)
+    open_allowed = _blocking(AsyncClient.open_allowed)
+    ask = _blocking(AsyncClient.ask)
+    requests = _blocking(AsyncClient.requests)
+    answer = _blocking(AsyncClient.answer)
+    import_judgements = _blocking(AsyncClient.import_judgements)
+    export_judgements = _blocking(AsyncClient.export_judgements)
+    silos = _blocking(AsyncClient.silos)
+    training = _blocking(AsyncClient.training)
+    learning = _blocking(AsyncClient.learning)
+    learn = _blocking(AsyncClient.learn)
+    learn_to_end = _blocking(AsyncClient.learn_to_end)
+    rollback = _blocking(AsyncClient.rollback)
+    calibration = _blocking(AsyncClient.calibration)
+    sessions = _blocking(AsyncClient.sessions)
+    end_sessions = _blocking(AsyncClient.end_sessions)
+    me = _blocking(AsyncClient.me)
+    health = _blocking(AsyncClient.health)
+    metrics = _blocking(AsyncClient.metrics)
+    close = _blocking(AsyncClient.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, bytes]]:
+    """Names and data of server-sent events as our broker writes them: one line each."""
+    rest = bytearray()
+    async for part in parts:
+        rest += part
+        if b"\n\n" not in rest[-len(part) - 1 :]:  # events that come letter by letter are not read as often
+            continue
+        *blocks, rest = rest.split(b"\n\n")
+        for block in blocks:
+            fields = dict(line.partition(b": ")[::2] for line in bytes(block).split(b"\n"))
+            yield fields.get(b"event", b""), fields.get(b"data", b"")
+
+
+def _search_of(
+    query: str, k: int, threshold: float, explain: bool, silos: list[str] | None, deadline_ms: int | None
+) -> dict[str, Any]:
+    payload = {"query": query, "k": k, "threshold": threshold, "explain": explain}
+    limits = {"silos": silos, "deadline_ms": deadline_ms}
+    return payload | {name: value for name, value in limits.items() if value is not None}
+
+
+def _nonzero(**options: int) -> dict[str, int]:
+    """Options that are set: a broker of the release before refuses those it does not know."""
+    return {name: value for name, value in options.items() if value}
 
 
 def _batches(judgements: Sequence[wire.NamedJudgement]) -> Iterator[list[dict[str, Any]]]:
@@ -364,6 +671,9 @@ def _token(key: str | Path | None) -> str:
     return token.decode("ascii")
 
 
+_START = "isthmus broker --config broker.toml starts one"
+
+
 def _cure(error: httpx.TransportError) -> str:
     message = str(error)
     if isinstance(error, httpx.UnsupportedProtocol):
@@ -372,4 +682,4 @@ def _cure(error: httpx.TransportError) -> str:
         return f"name the broker's authority with --authority, or set {AUTHORITY_VARIABLE}"
     if "WRONG_VERSION_NUMBER" in message:
         return "it speaks no TLS: say http://, or set https = true in broker.toml"
-    return "isthmus broker --config broker.toml starts one"
+    return _START

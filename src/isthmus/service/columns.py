@@ -38,8 +38,9 @@ PER_WORD = ("TF", "LMIR.DIR", "LMIR.JM")
 """Features that grow with the number of a query's words; the others with their Σ idf."""
 
 
-START, OF_PROFILE = "start", "profile"
-"""In an explanation: what all hits have, and what the query's profile adds."""
+START, OF_PROFILE, CALIBRATION = "start", "profile", "calibration"
+"""In an explanation: what all hits have, what the query's profile adds, and what a calibrator of the whole
+score does."""
 _LN_WORDS = COLUMNS.index("ln words")
 SURE = 1e-15
 """How far from 0 and 1 log-odds are taken."""

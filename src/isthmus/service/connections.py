@@ -38,6 +38,8 @@ LINGER = 2.0
 """Seconds in which a connection that is closed may take what was written to it."""
 TICKS = 10
 """Tenths of a second between two looks at the clock, for the header that has the date."""
+JOINED = 64 << 10
+"""Bytes that are copied to be sent with what was written before them."""
 PIPELINED, HEADERS = 8, 100
 """Requests that may wait behind one that is answered, and headers that one may have."""
 
@@ -55,6 +57,10 @@ class Visitor:
     busy: bool = False
     serial: int = 0
     """Of its certificate, if it has shown one."""
+    is_whole: bool = False
+    """Whether the last request that began has come to its end."""
+    lost: Callable[[], object] | None = None
+    """Called when it is gone while somebody is answered."""
 
 
 class Door:
@@ -113,6 +119,40 @@ class Door:
             del self._by_address[visitor.address]
 
 
+class _OneWrite:
+    """A transport that sends what is written in one turn of the loop at once: the head of an answer with its
+    body is one record of TLS, and wakes the other side once."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._waiting: list[bytes] = []
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if len(data) > JOINED:  # nothing to gain, and what is sent slowly is told so at once
+            self.flush()
+            self._transport.write(data)
+            return
+        if not self._waiting:
+            self._loop.call_soon(self.flush)
+        self._waiting.append(data)
+        if len(self._waiting) > 2:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._transport.write(b"".join(waiting))
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._waiting.clear()
+        self._transport.abort()
+
+
 class TooLarge(Exception):
     """More header than is allowed."""
 
@@ -132,6 +172,8 @@ class PeerProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._out = _OneWrite(transport, self.loop)
+        self.transport = self._out  # type: ignore[assignment]
         peer = _peer(transport.get_extra_info("ssl_object"))
         self._extensions = None if peer is None else {PEER: peer}
         if self._visitor is None:
@@ -150,6 +192,8 @@ class PeerProtocol(HttpToolsProtocol):
         self._cancel_write_timeout()
         if self._visitor is not None:
             self._door.left(self._visitor)
+            if self._visitor.lost is not None:
+                self._visitor.lost()
 
     def data_received(self, data: bytes) -> None:
         if self._reading != "body":
@@ -178,6 +222,8 @@ class PeerProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._reading, self._size = "head", 0
+        assert self._visitor is not None
+        self._visitor.is_whole = False
         self.scope[CONNECTION] = self._visitor  # type: ignore[literal-required]
         if self._extensions is not None:
             self.scope["extensions"] = dict(self._extensions)
@@ -189,7 +235,11 @@ class PeerProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value) + 4)
         if self._reading == "head":  # else a trailer, which no proxy on the way has looked at
-            super().on_header(name, value)
+            name = name.lower()
+            if name == b"expect":
+                super().on_header(name, value)
+            else:
+                self.headers.append((name, value))
 
     def _count(self, size: int) -> None:
         self._size += size
@@ -208,10 +258,13 @@ class PeerProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._reading = "idle"
+        assert self._visitor is not None
+        self._visitor.is_whole = True
         if self.cycle is not None and self.cycle.response_complete:
             self._expect("next", self._limits.idle_seconds)
 
     def on_response_complete(self) -> None:
+        self._out.flush()
         super().on_response_complete()
         if self._visitor is None or self.pipeline or not self.cycle.response_complete:
             return
@@ -323,15 +376,21 @@ class Server(_UvicornServer):
 
     async def main_loop(self) -> None:
         """Serve until it is to end; uvicorn's ticks are tenths of a second."""
-        loop, ending = asyncio.get_running_loop(), asyncio.Event()
-        self._end = partial(loop.call_soon_threadsafe, ending.set)
-        tick = 0
+        loop, tick = asyncio.get_running_loop(), 0
         while not await self.on_tick(tick):
             tick += TICKS
             self.watch()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TICKS / 10):
-                    await ending.wait()
+            pause = loop.create_future()
+            timer = loop.call_later(TICKS / 10, _end_pause, pause)
+            self._end = partial(loop.call_soon_threadsafe, _end_pause, pause)
+            if not self._should_exit:  # else it was set before anybody could be woken
+                await pause
+            timer.cancel()
+
+
+def _end_pause(pause: asyncio.Future[None]) -> None:
+    if not pause.done():
+        pause.set_result(None)
 
 
 def server(

@@ -128,12 +128,13 @@ class QueryWords:
         if not (self._are_plain and text.isascii()):
             return [(match.start(), match.group().lower()) for match in self._pattern.finditer(text)]
         lower, places = text.lower(), dict[int, str]()
+        find = lower.find
         for word in reversed(self.words):  # of those that stand at one place the longest
-            at = lower.find(word)
+            at, size = find(word), len(word)
             while at >= 0:
-                if not at or not (lower[at - 1].isalnum() or lower[at - 1] == "_"):
+                if not at or (before := lower[at - 1]) == " " or not (before.isalnum() or before == "_"):
                     places[at] = word
-                at = lower.find(word, at + len(word))
+                at = find(word, at + size)
         return sorted(places.items())
 
 
@@ -163,10 +164,12 @@ def snippet(body: str, wanted: QueryWords) -> str:
 def _densest(matches: Sequence[tuple[int, str]]) -> int:
     """Where the stretch with most different words begins, in one pass: a window that slides over them."""
     within: dict[str, int] = {}
-    distinct = len({word for _, word in matches})
+    distinct, size = len({word for _, word in matches}), len(matches)
+    if distinct < 2 or matches[-1][0] < matches[0][0] + LONGEST_SNIPPET - 60:
+        return matches[0][0] if matches else 0
     start, best, end = 0, 0, 0
     for at, word in matches:
-        while end < len(matches) and matches[end][0] < at + LONGEST_SNIPPET - 60:
+        while end < size and matches[end][0] < at + LONGEST_SNIPPET - 60:
             within[matches[end][1]] = within.get(matches[end][1], 0) + 1
             end += 1
         if len(within) > best:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from isthmus.errors import Refused, SiloUnavailable
 from isthmus.service import wire
 from isthmus.service.http_client import HttpReply
-from isthmus.service.limits import SEEN, HttpProblem
+from isthmus.service.limits import HttpProblem, SeenEnough
 from isthmus.service.people import Person
 
 SECONDS = 10.0
@@ -129,8 +129,8 @@ class DocumentRouter:
                 reply = await self._silos[silo].ask(method, path, body, person=person)
         except (TimeoutError, SiloUnavailable, OSError):
             raise HttpProblem(503, "the silo does not answer; try again later", Retry_After="5") from None
-        if reply.status == 429 and SEEN.encode() in reply.body:
-            raise HttpProblem(
+        if reply.status == 429 and wire.SEEN.encode() in reply.body:
+            raise SeenEnough(
                 429, "you have opened as much of this silo as its policy allows; its owner may allow more"
             )
         if reply.status in PROBLEMS:

@@ -28,8 +28,9 @@ import numpy as np
 
 from isthmus.errors import DataError
 from isthmus.private.ledger import Ledger
-from isthmus.service.audit_log import FOLDER, AuditHead, AuditLog, audit_lines, moment
-from isthmus.service.limits import SEEN, HttpProblem
+from isthmus.service.audit_log import FOLDER, AuditHead, AuditLog, Digests, apart, audit_lines
+from isthmus.service.limits import SeenEnough
+from isthmus.service.logs import iso_time
 from isthmus.service.people import Person
 from isthmus.service.settings import AuditSettings, Policy
 
@@ -41,7 +42,7 @@ SPARSE, STEP = 64, 8
 and a new document that changes one adds at most about so many registers' share."""
 CALLERS = 500
 """Callers in memory; others are read from the file when they come."""
-SAVED_SECONDS = 5.0
+SAVED_SECONDS = 30.0
 """Between two times that sketches are saved; what came since is in the log."""
 FILE = "seen.db"
 _ALPHA = 0.7213 / (1 + 1.079 / REGISTERS)
@@ -53,12 +54,6 @@ CREATE TABLE IF NOT EXISTS reached (entry INTEGER NOT NULL);
 """
 
 _log = logging.getLogger("isthmus.service")
-
-
-class SeenEnough(HttpProblem):
-    """A caller who has seen as much of the silo as the policy lets them."""
-
-    kind = SEEN
 
 
 class DistinctCount:
@@ -179,11 +174,14 @@ class SeenDocuments:
 
     def add(self, caller: str, digests: Sequence[str], at: str, *, opened: int = 0) -> None:
         """A caller saw documents at a time."""
-        periods = self.periods(caller)
-        for name in [name for name in periods if len(name) == len(at[:10]) and name != at[:10]]:
-            del periods[name]
-        for name in (at[:7], at[:10]):
-            period = periods.setdefault(name, _Period())
+        periods, today = self.periods(caller), at[:10]
+        if today not in periods:
+            for name in [name for name in periods if len(name) == len(today)]:
+                del periods[name]
+        for name in (at[:7], today):
+            period = periods.get(name)
+            if period is None:
+                period = periods[name] = _Period()
             period.sketch.add(digests)
             period.opened += opened
         self._unsaved.add(caller)
@@ -196,16 +194,15 @@ class SeenDocuments:
             for name, period in self._callers[caller].items()
             if len(name) < len(at[:10]) or name == at[:10]
         ]
-        db = self._db
-        db.execute("BEGIN IMMEDIATE")
-        db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)", rows)
-        db.execute(
-            "DELETE FROM seen WHERE length(period) = 10 AND period < ? OR period <= ?",
-            (at[:10], _year_before(at)),
-        )
-        db.execute("DELETE FROM reached")
-        db.execute("INSERT INTO reached VALUES (?)", (entry,))
-        db.execute("COMMIT")
+        with self._db as db:
+            db.execute("BEGIN IMMEDIATE")
+            db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)", rows)
+            db.execute(
+                "DELETE FROM seen WHERE length(period) = 10 AND period < ? OR period <= ?",
+                (at[:10], _year_before(at)),
+            )
+            db.execute("DELETE FROM reached")
+            db.execute("INSERT INTO reached VALUES (?)", (entry,))
         self._unsaved.clear()
         self.reached = entry
 
@@ -262,7 +259,7 @@ class NodeAudit(AuditLog):
         )
         self._documents = documents
         self.seen = SeenDocuments(folder / FILE)
-        self._saved = time.monotonic()
+        self._saved = time.monotonic() - apart(SAVED_SECONDS)
         self.on_outcome: Callable[[str, str], None] = lambda peer, outcome: None
         """Called with a peer and `alarm` or `refused`."""
         self._catch_up(folder)
@@ -281,7 +278,7 @@ class NodeAudit(AuditLog):
         except DataError as error:
             _log.error("what callers have seen is known up to entry %d of the audit log: %s", number, error)
         if number != self.seen.reached:
-            self.seen.save(number, moment(self._clock()))
+            self.seen.save(number, iso_time(self._clock()))
 
     def record_shown(
         self, person: Person | None, peer: str, policy: Policy, ids: Sequence[str], query: str
@@ -308,13 +305,13 @@ class NodeAudit(AuditLog):
     ) -> None:
         actor = "" if person is None else self.pseudonym(peer, person.id)
         named = {"person": person.id} if person is not None and self.settings.names else {}
-        digests, at = [self.document(id) for id in ids], moment(self._clock())
+        digests, at = Digests(map(self.document, ids)), iso_time(self._clock())
         about: dict[str, Any] = {"peer": peer, "actor": actor, **named}
         with self._turn:
             limit = self._limit(policy, _callers(peer, actor), digests, at, is_opened=action == "opened")
             if not limit:
                 alarm = self._alarm(policy, _callers(peer, actor)[0], digests, at)
-                self.record(action, documents=ids, query=query, **about, **more)
+                self.record(action, documents=digests, query=query, **about, **more)
                 for caller in _callers(peer, actor):
                     self.seen.add(caller, digests, at, opened=action == "opened")
         if limit:
@@ -331,11 +328,13 @@ class NodeAudit(AuditLog):
     ) -> str:
         """The limit that would be passed if these documents left; empty for none."""
         caller, whole = callers[0], max(1, self._documents())
-        today, opened = self.seen.on_day(caller, at)
-        if is_opened and policy.most_opened_a_day is not None and opened >= policy.most_opened_a_day:
-            return "most_opened_a_day"
-        if policy.most_seen_a_day is not None and today.would_pass(policy.most_seen_a_day * whole, digests):
-            return "most_seen_a_day"
+        if policy.most_seen_a_day is not None or policy.most_opened_a_day is not None:
+            today, opened = self.seen.on_day(caller, at)
+            if is_opened and policy.most_opened_a_day is not None and opened >= policy.most_opened_a_day:
+                return "most_opened_a_day"
+            a_day = policy.most_seen_a_day
+            if a_day is not None and today.would_pass(a_day * whole, digests):
+                return "most_seen_a_day"
         for name, who in (("most_seen", caller), ("most_seen_by_peer", callers[-1])):
             share = getattr(policy, name)
             if share is not None and self.seen.in_year(who, at).would_pass(share * whole, digests):
@@ -354,7 +353,7 @@ class NodeAudit(AuditLog):
     def share_of(self, peer: str) -> float:
         """The share of the silo's documents that a peer has seen in a year, by estimate."""
         with self._turn:
-            total = self.seen.total(_callers(peer, "")[0], moment(self._clock()))
+            total = self.seen.total(_callers(peer, "")[0], iso_time(self._clock()))
         return min(1.0, total / max(1, self._documents()))
 
     def sync(self, *, closing: bool = False) -> None:
@@ -363,7 +362,7 @@ class NodeAudit(AuditLog):
         if closing or time.monotonic() > self._saved + SAVED_SECONDS:
             with self._turn:
                 self._saved = time.monotonic()
-                self.seen.save(self._end.head.number, moment(self._clock()))
+                self.seen.save(self._end.head.number, iso_time(self._clock()))
 
     def close(self) -> None:
         """Have all on disk, and anchored."""
@@ -391,4 +390,4 @@ def seen_by_caller(folder: Path, now: float | None = None) -> list[Seen]:
     if not (folder / FILE).exists():
         return []
     with closing(SeenDocuments(folder / FILE)) as seen:
-        return list(seen.rows(moment(time.time() if now is None else now)))
+        return list(seen.rows(iso_time(time.time() if now is None else now)))

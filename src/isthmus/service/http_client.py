@@ -7,6 +7,7 @@ whole requests, takes whole answers up to a size, and gives up a connection whos
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ class HttpClient:
         self.host, self.port = parts.hostname, parts.port or (443 if secure else 80)
         self._tls, self._name = tls, name if secure else None
         self._most, self._root = most, parts.path.rstrip("/")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        self._about = f" HTTP/1.1\r\nhost: {host}:{self.port}\r\naccept: */*\r\n"
         self._idle: list[_Connection] = []
 
     @property
@@ -125,16 +128,17 @@ class HttpClient:
         except ssl.SSLError as error:
             raise BrokenReply(f"TLS failed: {error.reason}") from error
         except OSError as error:
-            raise SiloUnavailable(f"no connection: {error.strerror or type(error).__name__}") from error
+            # not in the error's own words, which have the silo's address
+            reason = os.strerror(error.errno) if error.errno else type(error).__name__
+            raise SiloUnavailable(f"no connection: {reason}") from error
         return connection
 
     def _request(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> bytes:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        lines = [f"{method} {self._root}{path} HTTP/1.1", f"host: {host}:{self.port}", "accept: */*"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
         if body or method in ("POST", "PUT"):
-            lines.append(f"content-length: {len(body)}")
-        return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+            lines.append(f"content-length: {len(body)}\r\n")
+        head = f"{method} {self._root}{path}{self._about}{''.join(lines)}\r\n"
+        return head.encode("latin-1") + body
 
 
 class _Connection(asyncio.Protocol):
@@ -193,7 +197,7 @@ class _Connection(asyncio.Protocol):
 
     # httptools
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"content-type":
+        if len(name) == len(b"content-type") and name.lower() == b"content-type":
             self._kind = value.decode("latin-1").partition(";")[0].strip().lower()
 
     def on_body(self, body: bytes) -> None:

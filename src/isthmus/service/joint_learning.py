@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from isthmus.asking import MaskedSilos, Numbered, Silos, TooFew
-from isthmus.errors import DataError, ProtocolError, Refused, SiloUnavailable, several
+from isthmus.errors import DataError, ProtocolError, Refused, SiloUnavailable, plain, several
 from isthmus.learning import SearchModel, answer_of
 from isthmus.private import LEAST_MEMBERS
 from isthmus.service import wire
@@ -202,5 +202,5 @@ def _accepted(reply: HttpReply) -> HttpReply:
         raise Refused("its policy has no learning for this broker (learning = true in its silo.toml)")
     if detail and reply.status in (400, 409, 429, 503):
         kind = SiloUnavailable if reply.status == 503 else Refused
-        raise kind("".join(sign if sign.isprintable() else " " for sign in detail[:500]))
+        raise kind(plain(detail[:500]))
     raise failure_of(reply)

@@ -15,7 +15,6 @@ import logging
 import math
 import re
 import secrets
-import threading
 import time
 from collections import Counter
 from collections.abc import (
@@ -40,18 +39,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.errors import Refused, ServiceError
 from isthmus.service import people
+from isthmus.service.logs import iso_time, place_of
 from isthmus.service.security import CONNECTION, PEER, WARN_DAYS, Caller, Gate, Once, WrongKey
 from isthmus.service.settings import LOOPBACK, RequestLimits
-from isthmus.service.wire import KEY_EXPIRES, PROBLEM_TYPE, moment
+from isthmus.service.wire import KEY_EXPIRES, PROBLEM_TYPE, SEEN, moment
 
-SEEN = "urn:isthmus:seen"
-"""The type of a problem: the caller has seen as much of a silo as its policy shows."""
 CALLER, NOTE = "isthmus.caller", "isthmus.note"
 """Where in a scope the caller is, and a dict whose entries go into the access log."""
 WRONG_KEY = "isthmus.wrong_key"
 """Where in a scope a function is that counts a wrong key, and raises once there were too many."""
 GONE = "isthmus.gone"
-"""Where in a scope a `threading.Event` is that is set when the caller no longer waits."""
+"""Where in a scope a `Gone` is that is set when the caller no longer waits."""
 DIGEST = "isthmus.digest"
 """Where in a scope the SHA-256 of the body is, of a request that says who asks."""
 MESSAGE = "isthmus-message"
@@ -102,6 +100,12 @@ class HttpProblem(ServiceError):
         return Response(json.dumps(payload), self.status, dict(self.headers), PROBLEM_TYPE)
 
 
+class SeenEnough(HttpProblem):
+    """A caller who has seen as much of a silo as its policy lets them."""
+
+    kind = SEEN
+
+
 def problem_of(error: Exception) -> HttpProblem:
     """The problem that an exception is for the other side; what was sent is never echoed."""
     if isinstance(error, HttpProblem):
@@ -144,6 +148,15 @@ class Buckets:
         if len(self._filled) > ADDRESSES:
             del self._filled[next(iter(self._filled))]
         return 0.0 if allowed else (cost - tokens) / self.per_second
+
+
+class Gone:
+    """Whether a caller has gone, for other threads to look at."""
+
+    __slots__ = ("is_set",)
+
+    def __init__(self) -> None:
+        self.is_set = False
 
 
 class PendingWaits:
@@ -281,7 +294,7 @@ class Protect:
                 await self.app(scope, receive, send)
             return
         exchange = _Exchange(scope, send, secrets.token_hex(8))
-        scope[NOTE], scope[GONE] = exchange.note, threading.Event()
+        scope[NOTE], scope[GONE] = exchange.note, Gone()
         scope[WRONG_KEY] = partial(self._wrong_key, scope)
         try:
             await self._guarded(exchange, receive)
@@ -300,13 +313,18 @@ class Protect:
         stranger = caller is self.gate.strangers
         name = f"anonymous {_address(scope)}" if stranger else caller.name
         self._check_rate(name, OPEN_COST if scope["path"] in self.surface.open else 1.0)
-        if not stranger and (connection := scope.get(CONNECTION)) is not None:
+        connection = scope.get(CONNECTION)
+        if not stranger and connection is not None:
             connection.known = True
         unknown = stranger and not caller.scopes
-        bodies = self._strangers_bodies if unknown else self._bodies
-        slow = HttpProblem(408, "the body came too slowly", Connection="close")
-        async with bodies.awaited(name, BODY_SECONDS, slow):
-            body = await _body(scope, receive, self._most_bytes(scope, caller, unknown=unknown))
+        reading = _body(scope, receive, self._most_bytes(scope, caller, unknown=unknown))
+        if connection is not None and connection.is_whole:  # nothing is waited for
+            body = await reading
+        else:
+            bodies = self._strangers_bodies if unknown else self._bodies
+            slow = HttpProblem(408, "the body came too slowly", Connection="close")
+            async with bodies.awaited(name, BODY_SECONDS, slow):
+                body = await reading
         if body:
             self._check_body(scope, body)
         personal = bool(header_in(scope, people.HEADER))
@@ -410,7 +428,7 @@ class Protect:
         problem = problem_of(error)
         if problem.status == 500:
             # the message of an exception may quote what was sent; its place in the code does not
-            _log.error("request %s failed: %s at %s", exchange.number, type(error).__name__, _place(error))
+            _log.error("request %s failed: %s at %s", exchange.number, type(error).__name__, place_of(error))
         if exchange.status == 0:
             await problem.response()(exchange.scope, receive, exchange.answer)
 
@@ -424,7 +442,8 @@ class Protect:
         if not _access.isEnabledFor(logging.INFO):
             return
         record = {
-            "time": round(time.time(), 3),
+            "time": iso_time(time.time()),
+            "level": "info",
             "request": exchange.number,
             "caller": exchange.caller,
             "from": _address(exchange.scope),
@@ -458,6 +477,41 @@ async def _body(scope: Scope, receive: Receive, limit: int) -> bytes:
 
 async def _while_awaited(work: Awaitable[None], receive: Receive, exchange: _Exchange) -> None:
     """Run the app until it has answered or nobody waits for the answer any more."""
+    connection = exchange.scope.get(CONNECTION)
+    try:
+        if connection is None:
+            await _while_connected(work, receive, exchange)
+        else:
+            await _unless_lost(work, connection, exchange)
+    finally:
+        exchange.scope[GONE].is_set = True
+
+
+async def _unless_lost(work: Awaitable[None], connection: Any, exchange: _Exchange) -> None:
+    """Of a server that says so when a connection is gone."""
+    task, is_lost = asyncio.current_task(), False
+    assert task is not None
+
+    def leave() -> None:
+        nonlocal is_lost
+        is_lost, exchange.status = True, ABANDONED
+        task.cancel()
+
+    connection.lost = leave
+    try:
+        await work
+    except (asyncio.CancelledError, Exception):
+        if not is_lost:
+            raise
+    finally:
+        if is_lost:
+            task.uncancel()
+        elif connection.lost is leave:
+            connection.lost = None
+
+
+async def _while_connected(work: Awaitable[None], receive: Receive, exchange: _Exchange) -> None:
+    """Of any other server."""
     running = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(receive())  # after the body, all that can come is the end
     try:
@@ -467,7 +521,6 @@ async def _while_awaited(work: Awaitable[None], receive: Receive, exchange: _Exc
         else:
             exchange.status = ABANDONED
     finally:
-        exchange.scope[GONE].set()
         for task in (running, gone):
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
@@ -505,7 +558,17 @@ def _check_fresh(once: Once, caller: str, scope: Scope) -> None:
 def header_in(scope: Scope, name: str) -> str:
     """The first header of this name; "" for none."""
     wanted = name.encode()
-    return next((str(value.decode("latin-1")) for key, value in scope["headers"] if key == wanted), "")
+    for key, value in scope["headers"]:
+        if key == wanted:
+            return str(value.decode("latin-1"))
+    return ""
+
+
+def check_origin(scope: Scope) -> None:
+    """Refuse what another site's page sends, where its browser says no more than `Origin`."""
+    origin = header_in(scope, "origin")
+    if origin and origin.partition("://")[2] != header_in(scope, "host"):
+        raise HttpProblem(403, "requests from other sites are not allowed")
 
 
 def _logged_path(scope: Scope) -> str:
@@ -517,12 +580,3 @@ def _logged_path(scope: Scope) -> str:
 def _address(scope: Scope) -> str:
     client = scope.get("client")
     return str(client[0]) if client else ""
-
-
-def _place(error: BaseException) -> str:
-    trace, places = error.__traceback__, []
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        places.append(f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} {code.co_name}")
-        trace = trace.tb_next
-    return " < ".join(reversed(places[-6:]))

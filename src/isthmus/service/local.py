@@ -9,6 +9,7 @@ us, however we end. Their logs are beside their configuration.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -170,4 +171,9 @@ def _last_words(log: Path) -> str:
     with open(log, "rb") as stream:
         stream.seek(max(0, os.path.getsize(log) - 4_000))
         lines = stream.read().decode("utf-8", "replace").strip().splitlines()
-    return lines[-1] if lines else f"nothing in {log}"
+    if not lines:
+        return f"nothing in {log}"
+    try:
+        return str(json.loads(lines[-1])["message"])
+    except (ValueError, KeyError, TypeError):
+        return lines[-1]

@@ -1,6 +1,7 @@
 """The log of a process that serves, and how it ends with whoever started it.
 
-The log is one JSON object a line on stderr. Queries are not in it unless the operator asks for them.
+The log is one JSON object a line on stderr, whoever writes it: libraries, warnings and what nobody caught
+too. On a terminal it is for people. Queries are not in it unless the operator asks for them.
 """
 
 from __future__ import annotations
@@ -11,37 +12,133 @@ import os
 import signal
 import sys
 import threading
+import warnings
+from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
+from functools import lru_cache
+from types import TracebackType
+from typing import Any
+
+from isthmus.errors import IsthmusError, plain
+
+ACCESS = "isthmus.access"
+RUNNERS = ("asyncio", "uvicorn.error")
+"""Loggers of what runs our code, and logs what it raises."""
+ABOUT = "about"
+"""The attribute of a record whose entries are fields of its line: `extra={ABOUT: {"silo": "north"}}`."""
+
+_log = logging.getLogger("isthmus.service")
 
 
-class JsonLines(logging.Formatter):
+def iso_time(seconds: float) -> str:
+    """Seconds since 1970 as ISO 8601 in UTC, with milliseconds."""
+    whole, micros = divmod(round(seconds * 1_000_000), 1_000_000)
+    return f"{_iso_second(whole)}.{micros // 1_000:03d}Z"
+
+
+@lru_cache(maxsize=16)
+def _iso_second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().removesuffix("+00:00")
+
+
+def place_of(error: BaseException) -> str:
+    """Where in the code an exception was raised: what may be logged of it."""
+    trace, places = error.__traceback__, []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        places.append(f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} {code.co_name}")
+        trace = trace.tb_next
+    return " < ".join(reversed(places[-6:]))
+
+
+class _Lines(logging.Formatter):
+    """What is logged of a record. Of failures that those found who run our code, it is kind and place alone,
+    as of those that we find: their words may quote a query."""
+
+    def words(self, record: logging.LogRecord) -> tuple[str, str]:
+        """The message and the trace."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and record.name in RUNNERS:
+            return f"a failure that nobody caught: {type(error).__name__} at {place_of(error)}", ""
+        return record.getMessage(), self.formatException(record.exc_info) if record.exc_info else ""
+
+
+class JsonLines(_Lines):
     """A record as one line of JSON; the access log's records are JSON already."""
 
     def format(self, record: logging.LogRecord) -> str:
-        if record.name == "isthmus.access":
+        if record.name == ACCESS:
             return record.getMessage()
+        message, trace = self.words(record)
         fields = {
-            "time": round(record.created, 3),
+            "time": iso_time(record.created),
             "level": record.levelname.lower(),
-            "message": record.getMessage(),
+            "logger": record.name,
+            "message": message,
+            **getattr(record, ABOUT, {}),
         }
-        if record.exc_info:
-            fields["trace"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False)
+        if trace:
+            fields["trace"] = trace
+        return json.dumps(fields, default=str)  # in ASCII: no letter ends a line, or steers a terminal
+
+
+class PlainLines(_Lines):
+    """A record for somebody at a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text, trace = self.words(record)
+        if record.name == ACCESS:
+            fields = json.loads(text)
+            about = " ".join(str(fields[name]) for name in ("method", "path", "status", "caller"))
+            text = f"{about} {fields['ms']} ms"
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        lines = [f"isthmus {self.formatTime(record, '%H:%M:%S')} {level}{plain(text)}"]
+        return "\n".join([*lines, *map(plain, trace.splitlines())])
 
 
 def log_to_stderr(*, access: bool = True) -> None:
-    """Send the service's log to stderr."""
+    """Send the log of this process to stderr; with `access` a line for every request too."""
+    # no line says where in the code it was written: to find that out takes longer than to write it
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     out = logging.StreamHandler(sys.stderr)
-    out.setFormatter(JsonLines())
-    for name in ("isthmus.service", "isthmus.access"):
+    out.setFormatter(PlainLines() if sys.stderr.isatty() else JsonLines())
+    for name, level in (
+        ("", logging.WARNING),
+        ("isthmus.service", logging.INFO),
+        (ACCESS, logging.INFO if access else logging.WARNING),
+        ("uvicorn.error", logging.ERROR),  # not a line for every stranger's garbage
+    ):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [out], False
-        logger.setLevel(logging.INFO if access or name != "isthmus.access" else logging.WARNING)
-    uvicorn = logging.getLogger("uvicorn.error")
-    uvicorn.handlers, uvicorn.propagate = [out], False
-    uvicorn.setLevel(logging.ERROR)  # not a line for every stranger's garbage
+        logger.setLevel(level)
+    logging.getLogger("flwr").propagate = False  # it has a handler of its own
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what a file lacks is told once, by us
+    warnings.showwarning = _log_warning  # type: ignore[assignment]  # the rest is where it arose
+    sys.excepthook = _log_uncaught
+    threading.excepthook = lambda args: _log_uncaught(
+        args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
+    )
+
+
+def _log_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
+    logging.getLogger("py.warnings").warning("%s: %s", category.__name__, message)
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not issubclass(kind, KeyboardInterrupt | SystemExit):
+        _log.critical("this failure was not foreseen: %s", kind.__name__, exc_info=(kind, error, trace))
+
+
+def status_of(serve: Callable[[], None]) -> int:
+    """Serve to the end; the exit status: 1 where it cannot, and the log says why."""
+    try:
+        serve()
+    except IsthmusError as error:
+        _log.error("%s", error)
+        return 1
+    return 0
 
 
 def end_with_stdin() -> None:

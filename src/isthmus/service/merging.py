@@ -94,6 +94,11 @@ class ModelExchange:
         self._holders.discard(silo)
         return "has not the current model, which it is being sent"
 
+    def lackers(self) -> dict[tuple[str, ...], float]:
+        """1 for every silo that has searched without the model in use, as a metric; else 0."""
+        used = self.version if self.model is not None else None
+        return {(silo,): float(used is not None and has != used) for silo, has in self.by_silo.items()}
+
     async def once(self) -> None:
         """Hand the model in use to every silo that does not have it."""
         self.reload()

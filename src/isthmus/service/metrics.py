@@ -12,19 +12,32 @@ searches_total{outcome="answered"} 1
 
 from __future__ import annotations
 
-import math
+import shutil
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Lock
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper ends of the buckets for times."""
 
-_BUCKETS = {("_bucket", f"{end:g}"): end for end in SECONDS} | {("_bucket", "+Inf"): math.inf}
-_HISTOGRAM = (*_BUCKETS, ("_sum", ""), ("_count", ""))
+_ENDS = (*(("_bucket", f"{end:g}") for end in SECONDS), ("_bucket", "+Inf"))
+_HISTOGRAM = (*_ENDS, ("_sum", ""), ("_count", ""))
 
 Labels = tuple[str, ...]
+INFO = ("isthmus_info", "1, with the version of Isthmus.")
+DISK = ("isthmus_disk_free_bytes", "Free on the disk with the server's folder.")
+"""Names and meanings of metrics that nodes and broker have."""
+
+
+def disk_free(folder: Path) -> dict[Labels, float]:
+    """Bytes free on the disk with a folder, as a metric; nothing before the folder is there."""
+    try:
+        return {(): float(shutil.disk_usage(folder).free)}
+    except OSError:
+        return {}
 
 
 @dataclass(eq=False)
@@ -49,11 +62,10 @@ class Metric:
 
     def observe(self, seconds: float, **labels: str) -> None:
         """Add a time in seconds to a histogram."""
+        bucket = _ENDS[bisect_left(SECONDS, seconds)]
         with self._lock:
             sample = self._sample(labels, _HISTOGRAM)
-            for bucket, end in _BUCKETS.items():
-                if seconds <= end:
-                    sample[bucket] += 1
+            sample[bucket] += 1
             sample["_sum", ""] += seconds
             sample["_count", ""] += 1
 
@@ -75,7 +87,10 @@ class Metric:
         if self.values is not None:
             samples = {key: {("", ""): value} for key, value in self.values().items()}
         for key, parts in sorted(samples.items()):
+            below = 0.0
             for (suffix, end), value in parts.items():
+                if end:  # of a bucket: all that took no longer
+                    value = below = below + value
                 labels = dict(zip(self.labels, key, strict=True)) | ({"le": end} if end else {})
                 yield _line(self.name + suffix, labels, value)
 

@@ -60,7 +60,7 @@ from isthmus.service.scale import baseline_of, measure
 from isthmus.service.scoring import Scorer, check_scores, try_on_query
 from isthmus.service.searching import Searcher, load_scorer
 from isthmus.service.security import HitTokens, LiveSecret, id_digest, local_secret
-from isthmus.service.settings import OPERATOR, NodeSettings, SharedStatistics, secret
+from isthmus.service.settings import OPERATOR, NodeSettings, SharedStatistics, Source, secret
 from isthmus.service.silo_documents import SiloDocuments
 from isthmus.service.silo_learner import SiloLearner
 from isthmus.service.sources import SourceReport, Watch, check_sources, in_languages, load_all
@@ -160,6 +160,9 @@ class _Measured:
 
 class Node:
     """Everything a silo has, behind methods that may be called from any thread."""
+
+    _ruled: tuple[tuple[Source, ...], str] = ((), "")
+    """Sources, and what their rules are known by."""
 
     def __init__(self, settings: NodeSettings, *, reread: Callable[[], NodeSettings] | None = None) -> None:
         """`reread` gives the settings as their file has them now, for `reload`."""
@@ -398,9 +401,12 @@ class Node:
     @property
     def _rules(self) -> str:
         """Who may see documents, by the sources as they are set now."""
-        rules = [(each.label, (each.allow, each.rules, each.redact)) for each in self.settings.sources]
-        has_any = any(any(each) for _, each in rules)
-        return hashlib.sha256(repr(rules).encode()).hexdigest() if has_any else ""
+        sources = self.settings.sources
+        if self._ruled[0] is not sources:  # asked with every search
+            rules = [(each.label, (each.allow, each.rules, each.redact)) for each in sources]
+            has_any = any(any(each) for _, each in rules)
+            self._ruled = sources, hashlib.sha256(repr(rules).encode()).hexdigest() if has_any else ""
+        return self._ruled[1]
 
     @property
     def has_read_rules(self) -> bool:
@@ -835,6 +841,11 @@ class Node:
             last_training=None if trained is None else wire.moment(trained),
             outdated_model=self.model_version in self._outdated,
         )
+
+    def spent(self) -> tuple[float, float]:
+        """The ε of what spent most, and the least that is left."""
+        summary = self.ledger.summary()
+        return float(summary["most_spent"]), float(summary["least_left"])
 
     def _peers(self) -> Iterator[wire.PeerBudget]:
         dearest = next(iter(self.ledger.accounts(1)), None)

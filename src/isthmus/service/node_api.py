@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import threading
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial, wraps
+from functools import partial, wraps
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import anyio.to_thread
@@ -23,7 +20,7 @@ from isthmus.errors import BudgetExhausted, ConfigError, DataError, PrivacyError
 from isthmus.service import wire
 from isthmus.service.apps import METRICS, PROBLEMS, Answers, ShortWay, new_app, problems
 from isthmus.service.audit_log import check_auditor, page_of
-from isthmus.service.certificates import ENDING, ending
+from isthmus.service.certificates import ENDING, ending, machine_of
 from isthmus.service.display import Extras
 from isthmus.service.encoding import another_encoder
 from isthmus.service.erasure import erase
@@ -33,21 +30,24 @@ from isthmus.service.limits import (
     GONE,
     MESSAGE,
     NOTE,
+    Gone,
     HttpProblem,
     Protect,
     Surface,
     header_in,
     names_of,
 )
-from isthmus.service.metrics import CONTENT_TYPE, Metrics
+from isthmus.service.metrics import CONTENT_TYPE, DISK, INFO, Labels, Metrics, disk_free
 from isthmus.service.node import Node
 from isthmus.service.people import HEADER, Person, Statement
+from isthmus.service.processors import Processors
 from isthmus.service.scoring import Bm25Scorer
 from isthmus.service.security import PEER, ApiKeys, Gate, Once, token_in
 from isthmus.service.settings import ANONYMOUS, NodeSettings, Policy
 from isthmus.service.silo_documents import NO_DOCUMENT
 from isthmus.service.statistics import etag
 from isthmus.service.stores import Draft
+from isthmus.service.tracing import PARENT, is_tracing, traced
 
 OPEN = ("/v1/health", "/v1/ready")
 ADMINISTRATOR = Policy(
@@ -127,6 +127,8 @@ class NodeApi:
     def __init__(self, node: Node) -> None:
         self.node, self.settings = node, node.settings
         self._differing = ("", "")
+        # as many searches at once as there are processors: more would only wait for each other
+        self._processors = Processors(max(2, os.cpu_count() or 1), "search")
         self.metrics = Metrics()
         self._seconds = self.metrics.histogram("isthmus_search_seconds", "Times of searches.")
         self._hits = self.metrics.counter("isthmus_hits_total", "Hits that left, by peer.", "peer")
@@ -145,12 +147,16 @@ class NodeApi:
         )
         audit.on_outcome = lambda peer, outcome: extraction.add(peer=peer, outcome=outcome)
         gauge(*ENDING, lambda: ending(self.settings.tls))
+        gauge(*INFO, lambda: {(__version__,): 1}, "version")
+        gauge(*DISK, lambda: disk_free(self.settings.folder))
+        gauge("isthmus_ready", "1 while searches can be answered.", lambda: {(): float(node.ready().ready)})
+        meaning = "Of the document or subject that spent most, and what is left of the limit."
+        gauge("isthmus_budget_epsilon", meaning, self._budget, "of")
         gauge("isthmus_dead_rows", "Versions in the index that are gone.", lambda: {(): index.engine.wasted})
 
-    @cached_property
-    def _processors(self) -> ThreadPoolExecutor:
-        """As many searches at once as there are processors: more would only wait for each other."""
-        return ThreadPoolExecutor(max(2, os.cpu_count() or 1), "search")
+    def _budget(self) -> dict[Labels, float]:
+        spent, left = self.node.spent()
+        return {("limit",): self.settings.budget, ("spent",): spent, ("left",): left}
 
     def observe(self, path: str, status: int, seconds: float) -> None:
         """Count a request."""
@@ -215,7 +221,7 @@ class NodeApi:
 
     async def _in_turn(self, work: Callable[[], T]) -> T:
         """Work on one of the processors. Cancelled, it gives up its turn; or the processor, when it ends."""
-        return await _answered(asyncio.get_running_loop().run_in_executor(self._processors, work))
+        return await _answered(self._processors.run(work))
 
     async def search(self, body: wire.NodeSearch, request: Request) -> Response:
         """The best hits of this silo; matches and spellings beside them where the policy allows it."""
@@ -231,8 +237,8 @@ class NodeApi:
         seal = partial(self.node.tokens.seal, query=body.query, peer=peer)
         token = seal if policy.feedback else None
         naming, ids = self._naming(peer, policy), dict[str, str]()
-        gone: threading.Event = request.scope[GONE]
-        encoder, model = (request.headers.get(name, "") for name in (wire.ENCODER, wire.MODEL))
+        gone: Gone = request.scope[GONE]
+        encoder, model = (header_in(request.scope, name) for name in (wire.ENCODER, wire.MODEL))
         self._compare_encoder(encoder)
         extras = Extras(policy.matches, policy.suggestions, self.node.digest_key)
 
@@ -243,7 +249,7 @@ class NodeApi:
 
         def check() -> None:
             waited = (time.perf_counter() - began) * 1000
-            if gone.is_set() or (body.deadline_ms is not None and waited > body.deadline_ms):
+            if gone.is_set or (body.deadline_ms is not None and waited > body.deadline_ms):
                 raise HttpProblem(504, "the deadline passed before the search was done")
 
         def work() -> wire.NodeAnswer:
@@ -269,7 +275,21 @@ class NodeApi:
         answer = await self._in_turn(work)
         self._seconds.observe(time.perf_counter() - began)
         self._hits.add(len(answer.hits), peer=peer)
+        request.scope[NOTE]["hits"] = len(answer.hits)
         return _json(answer)
+
+    async def traced_search(self, body: wire.NodeSearch, request: Request) -> Response:
+        """As `search`, under a span that is a child of a known peer's."""
+        if not is_tracing():
+            return await self.search(body, request)
+        known = request.scope[CALLER].policy is not None
+        span = traced(
+            "node",
+            lambda: {"isthmus.silo": self.settings.silo},
+            lambda response: {"isthmus.state": "answered", "isthmus.hits": request.scope[NOTE]["hits"]},
+            lambda: header_in(request.scope, PARENT) if known else "",
+        )
+        return await span(lambda: self.search(body, request))()
 
     async def count_matches(self, request: Request, body: wire.CountQuestion) -> Response:
         """How many documents answer a question, with noise; nothing else of them."""
@@ -619,6 +639,8 @@ class NodeApi:
         state = await self._apart(self.node.ready)
         caller = request.scope[CALLER]
         known = caller.policy or self.settings.peers.get(caller.name) or caller.may("admin")
+        if known:
+            state = state.model_copy(update={"machine": machine_of(self.settings.folder, self.settings.tls)})
         return _json(state if known else wire.Ready(ready=state.ready), 200 if state.ready else 503)
 
     async def count(self, request: Request) -> Response:
@@ -649,7 +671,7 @@ def node_app(node: Node) -> ASGIApp:
     app = new_app(f"Isthmus node {settings.silo}", OPEN)
     _routes(app, api)
     return Protect(
-        ShortWay(app, "/v1/search", wire.NodeSearch, api.search),
+        ShortWay(app, "/v1/search", wire.NodeSearch, api.traced_search),
         gate=gate_of(settings),
         limits=settings.limits,
         surface=Surface(open=OPEN, large=LARGE, abandoned=("/v1/search",), hosts=hosts_of(settings)),

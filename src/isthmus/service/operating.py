@@ -17,7 +17,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,8 +30,8 @@ LONGEST = 16 << 20
 """Bytes of a line."""
 READING = 10.0
 """Seconds for a command to come, once somebody is there."""
-TURN = 0.5
-"""Seconds after which the thread looks whether it is to end."""
+TURN = 5.0
+"""Seconds after which the thread looks whether it is to end, unless somebody knocks."""
 
 Task = Callable[[Mapping[str, Any]], BaseModel]
 M = TypeVar("M", bound=BaseModel)
@@ -56,6 +56,9 @@ def operated(folder: Path, tasks: Mapping[str, Task]) -> Iterator[None]:
             yield
         finally:
             stopped.set()
+            with suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
+                knock.settimeout(1.0)
+                knock.connect(address)
             thread.join(10)
             path.unlink(missing_ok=True)
 
@@ -69,6 +72,8 @@ def _serve(listener: socket.socket, tasks: Mapping[str, Task], stopped: threadin
         except OSError:
             return
         with connection:
+            if stopped.is_set():
+                return
             try:
                 connection.settimeout(READING)
                 if _is_owner(connection):

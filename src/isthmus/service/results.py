@@ -17,6 +17,7 @@ from isthmus.text import STOP_WORDS
 MOST_EDITS = 2
 """Between a word and another spelling of it."""
 _WORD = re.compile(r"[^\W_]+")
+_Keyed = tuple[float, float, int, str, int, wire.Hit]
 
 
 def in_order(
@@ -29,27 +30,23 @@ def in_order(
     `apart` has scores of its engine's own: its hits take turns with the others'.
     """
 
-    def key(place: int, hit: wire.Hit) -> tuple[bool, bool, float, float, int, str]:
-        unknown = hit.probability is None
-        return unknown and hit.silo in last, unknown, -(hit.probability or 0.0), -hit.score, place, hit.silo
-
-    keyed = [(key(place, hit), hit) for hits in lists for place, hit in enumerate(hits)]
-    return _in_turns([hit for _, hit in sorted(keyed, key=lambda each: each[0])], apart)
+    rated, plain, odd = list[_Keyed](), list[_Keyed](), list[_Keyed]()
+    number = 0  # of the hit: two of them are never compared themselves
+    for hits in lists:
+        for place, hit in enumerate(hits):
+            number += 1
+            silo, probability = hit.silo, hit.probability
+            group = rated if probability is not None else odd if silo in last else plain
+            group.append((-(probability or 0.0), -hit.score, place, silo, number, hit))
+    rest = [each[-1] for group in (plain, odd) for each in sorted(group)]
+    return [each[-1] for each in sorted(rated)] + (_in_turns(rest, apart) if apart else rest)
 
 
 def _in_turns(hits: list[wire.Hit], apart: Collection[str]) -> list[wire.Hit]:
-    """Hits as they are, but those without probabilities in turns: of each silo apart, and of all others."""
-    rated = [hit for hit in hits if hit.probability is not None]
-    rest = [hit for hit in hits if hit.probability is None]
-    lists = [[hit for hit in rest if hit.silo not in apart]]
-    lists += [[hit for hit in rest if hit.silo == silo] for silo in sorted(apart)]
-    turns = zip_longest(*lists)
-    return rated + [hit for turn in turns for hit in turn if hit is not None]
-
-
-def fold_copies(hits: Iterable[wire.Hit]) -> list[wire.Hit]:
-    """Hits of different silos with the same text as one: see `group_copies` and `folded`."""
-    return [folded(group) for group in group_copies(hits)]
+    """Hits in turns: of each silo apart, and of all others."""
+    lists = [[hit for hit in hits if hit.silo not in apart]]
+    lists += [[hit for hit in hits if hit.silo == silo] for silo in sorted(apart)]
+    return [hit for turn in zip_longest(*lists) for hit in turn if hit is not None]
 
 
 def group_copies(hits: Iterable[wire.Hit]) -> list[list[wire.Hit]]:
@@ -59,7 +56,9 @@ def group_copies(hits: Iterable[wire.Hit]) -> list[list[wire.Hit]]:
     groups: dict[str, list[list[wire.Hit]]] = {}
     for hit in hits:
         known = groups.setdefault(hit.digest, []) if hit.digest else []
-        home = next((group for group in known if all(each.silo != hit.silo for each in group)), None)
+        home = None
+        if known:
+            home = next((group for group in known if all(each.silo != hit.silo for each in group)), None)
         if home is None:
             home = []
             groups_in_order.append(home)

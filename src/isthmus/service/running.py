@@ -26,10 +26,13 @@ from isthmus.service.operating import Task, operated
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import BrokerSettings, NodeSettings, SiloTraining, literal_secrets
 from isthmus.service.silo_training import ENVIRONMENT, TrainingRole, pauses, take_part
+from isthmus.service.tracing import start_tracing
 
 PATIENCE = 10.0
 """Seconds that training is given to end."""
 
+YOUNG = 20_000
+"""Objects that are made before the garbage collector looks at them."""
 SETTLED = (1.0, 30.0)
 """Seconds after a server has begun to listen, when most of what it will keep is there."""
 
@@ -39,8 +42,12 @@ _log = logging.getLogger("isthmus.service")
 def begin(
     config: str, settings: NodeSettings | BrokerSettings, *, quiet: bool = False, until_eof: bool = False
 ) -> None:
-    """Set up a server process: its log, warnings of readable secrets, and its end with its parent."""
+    """Set up a server process: its log, traces, warnings of readable secrets, and its end with its parent."""
     log_to_stderr(access=not quiet)
+    if isinstance(settings, NodeSettings):
+        start_tracing(settings.tracing, "node", settings.silo)
+    else:
+        start_tracing(settings.tracing, "broker", settings.name)
     warn_of_open_files(Path(config), settings)
     if until_eof:
         end_with_stdin()
@@ -99,6 +106,7 @@ def run_node(
         )
 
         def listening(url: str) -> None:
+            _log.info("silo %s listens at %s", settings.silo, url)
             started(url)
             threading.Thread(target=_warm, name="warm", daemon=True).start()
 
@@ -122,7 +130,12 @@ def run_broker(settings: BrokerSettings, *, started: Callable[[str], None] = lam
     tls = settings.tls if settings.https else None
     app = broker_app(Broker(settings))
     serving = server(app, host=settings.host, port=settings.port, tls=tls, limits=settings.limits)
-    _serve(serving, settings.host, started)
+
+    def listening(url: str) -> None:
+        _log.info("broker of %s at %s", ", ".join(settings.silos), url)
+        started(url)
+
+    _serve(serving, settings.host, listening)
 
 
 def run_local(app: ASGIApp, *, port: int = 0, started: Callable[[str], None] = lambda url: None) -> None:
@@ -172,9 +185,10 @@ async def _served(serving: Server, host: str, started: Callable[[str], None]) ->
 
 def _freeze() -> None:
     """Have the garbage collector pass over what is here by now and mostly stays: to look through it takes a
-    tenth of a second, in which nobody is answered."""
+    tenth of a second, in which nobody is answered. A search makes many objects, and no cycles of them."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(YOUNG)
 
 
 def _check_free(host: str, port: int) -> None:

@@ -160,7 +160,8 @@ def _silo(name: str, port: int, hash_key: str, own: Sequence[Source] | Attachmen
 
 
 def _listed(name: str, port: int) -> str:
-    return f'\n[silos.{name}]\nurl = "https://{LOOPBACK[1]}:{port}"\n'
+    about = '# about = "What it has, in a sentence."   # for the start page'
+    return f'\n[silos.{name}]\nurl = "https://{LOOPBACK[1]}:{port}"\n{about}\n'
 
 
 def add_silo(folder: Path, name: str, attachment: Attachment) -> list[Path]:

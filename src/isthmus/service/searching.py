@@ -29,7 +29,7 @@ from isthmus.features import NAMES
 from isthmus.learning import LIST, SearchModel
 from isthmus.retrieval import FIRST
 from isthmus.service.candidates import QueryCandidates, Snapshot
-from isthmus.service.columns import ModelScorer, query_columns
+from isthmus.service.columns import CALIBRATION, START, ModelScorer, log_odds, query_columns
 from isthmus.service.display import Display, Extras, QueryWords
 from isthmus.service.index import Index
 from isthmus.service.narrowing import constraints_of, expanded
@@ -77,6 +77,8 @@ DAY = 86_400
 UNDATED = -1e12
 """The score there of documents without a date."""
 _QUERY = "q"
+_NOTHING_MERGED: Mapping[str, Any] = {"margins": [], "retrieved": [], "of_query": []}
+"""Said, since pydantic copies a default that is a list by a slow path."""
 _SURE = 1e-9
 
 
@@ -110,18 +112,23 @@ class FuserScorer:
     def explain(
         self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
     ) -> list[list[Evidence]]:
-        """Retriever by retriever, as the fuser accounts for its score."""
+        """Retriever by retriever, as the fuser accounts for its score; the start, and what the calibration
+        makes of the score, are the rest."""
         if not len(scored.order):
             return []
-        return [
-            [
+        runs, reasons = _runs(candidates, self.fuser.retrievers_), []
+        for at, explained in zip(scored.order, self.fuser.explain(runs, _QUERY, depth=depth), strict=False):
+            shares = [
                 evidence(part.retriever, part.score, part.probability, part.weight, part.contribution)
                 for part in explained.parts
             ]
-            for explained in self.fuser.explain(
-                _runs(candidates, self.fuser.retrievers_), _QUERY, depth=depth
-            )
-        ]
+            shares.append(evidence(START, None, None, None, explained.start))
+            if scored.probabilities is not None:
+                rest = log_odds(float(scored.probabilities[at])) - sum(each.contribution for each in shares)
+                if abs(rest) > _SURE:
+                    shares.append(evidence(CALIBRATION, None, None, None, rest))
+            reasons.append(shares)
+        return reasons
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +193,7 @@ class RankerScorer:
                 for name in groups
                 if name in candidates.scores
             ]
+            + [evidence(START, None, None, None, float(start[at]))]
             for at in scored.order[:depth].tolist()
         ]
 
@@ -383,7 +391,7 @@ class Searcher:
             scale=self.scorer.scale.version if isinstance(self.scorer, HybridScorer) else "",
             detail=detail or missing,
             search_level=SEARCH_LEVEL,
-            **more,
+            **{**_NOTHING_MERGED, **more},
             took_ms=round((time.perf_counter() - began) * 1000, 3),
         )
 

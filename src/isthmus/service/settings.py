@@ -216,6 +216,29 @@ class AuditSettings:
 
 
 @dataclass(frozen=True)
+class TracingSettings:
+    """Where spans of searches go by OTLP over HTTP, and of which share of searches; nowhere by default.
+
+    OTEL_EXPORTER_OTLP_ENDPOINT and OpenTelemetry's other variables do as well.
+    """
+
+    endpoint: str = ""
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        known = self.endpoint.startswith(("http://", "https://"))
+        require(
+            not self.endpoint or known,
+            f"endpoint = {self.endpoint!r} must be the whole address, such as http://127.0.0.1:4318/v1/traces",
+        )
+        require(  # others would log it
+            "@" not in self.endpoint and "?" not in self.endpoint,
+            "endpoint has a name or key in its address, which belong into OTEL_EXPORTER_OTLP_HEADERS",
+        )
+        require(0 <= self.share <= 1, f"share = {self.share:g} must lie in 0..1")
+
+
+@dataclass(frozen=True)
 class StoreSettings:
     """Where documents and feedback are kept: a file in the node's folder, or a PostgreSQL server."""
 
@@ -549,6 +572,7 @@ class NodeSettings:
     limits: RequestLimits = field(default_factory=lambda: PEER_LIMITS)
     training: SiloTraining | None = None
     log_queries: bool = False
+    tracing: TracingSettings = field(default_factory=TracingSettings)
     audit: AuditSettings = field(default_factory=AuditSettings)
 
     def __post_init__(self) -> None:
@@ -633,8 +657,11 @@ class SiloAddress:
     """Whether this silo learns with every search who asks: a pseudonym that is its alone, and groups."""
     identities: bool = False
     """The person's own id in the pseudonym's place, for rules by name."""
+    about: str = ""
+    """What it has, for the page's start and for programs that choose among silos."""
 
     def __post_init__(self) -> None:
+        require(len(self.about) <= 300, f"about has {len(self.about)} characters, at most 300")
         require(self.people or not self.identities, "identities = true is said of people: people = true")
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url = {self.url!r} must begin with https:// or http://")
@@ -774,6 +801,9 @@ class BrokerSettings:
     page: PageText = field(default_factory=PageText)
     learning: LearningSchedule = field(default_factory=LearningSchedule)
     log_queries: bool = False
+    mcp: bool = False
+    """Whether assistants may call it at /mcp, each with a person's key; needs the extra mcp."""
+    tracing: TracingSettings = field(default_factory=TracingSettings)
     audit: AuditSettings = field(default_factory=AuditSettings)
 
     def __post_init__(self) -> None:
@@ -851,7 +881,7 @@ def _other_kind(kind: type, path: str | os.PathLike[str]) -> ConfigError | None:
         if other is not kind and kind in _TELLING and keys & telling and not keys & _TELLING[kind][1]:
             return ConfigError(
                 f"{path}: this is {whose} configuration, not {_TELLING[kind][0]}",
-                expected=f"{command} --config {path}",
+                expected=f"{_TELLING[kind][0]}; {command} --config {path} reads this one",
             )
     return None
 

@@ -7,20 +7,25 @@
 | GET /v1/signin | to the provider, and from there to /v1/signin/callback, in the browser |
 | GET /v1/signin/end | to the provider's own page for signing out |
 | GET, DELETE /v1/sessions | who has a session, and the end of one person's: scope admin |
+| GET /v1/keys · DELETE /v1/keys/ID | who has an API key, and the end of one: scope admin |
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
+from isthmus.errors import ConfigError
 from isthmus.service import wire
 from isthmus.service.apps import PROBLEMS
 from isthmus.service.audit_log import audit
 from isthmus.service.limits import CALLER, WRONG_KEY, HttpProblem
+from isthmus.service.security import ApiKey, ApiKeys
 from isthmus.service.sessions import (
     COOKIE,
     FORMER_COOKIE,
@@ -138,8 +143,43 @@ async def open_sessions(request: Request) -> wire.SessionList:
 @router.delete("/v1/sessions")
 async def end_sessions(query: Annotated[wire.SessionsOf, Query()], request: Request) -> wire.EndedSessions:
     """End all sessions of a person at once; to keep them out, revoke their keys and tell the provider."""
-    sessions = _administered(request)
+    sessions = _administered(request, request.app.state.broker.audit.owner(query.person))
     return wire.EndedSessions(ended=0 if sessions is None else sessions.end(query.person))
+
+
+@router.get("/v1/keys")
+async def api_keys(request: Request) -> wire.KeyList:
+    """Every API key but its secret. New ones are made on the broker's machine alone: whoever makes a key
+    says whose it is, and silos go by that."""
+    _administered(request)
+    keys: ApiKeys | None = request.app.state.gate.keys
+    return wire.KeyList(keys=[] if keys is None else [_listed(key) for key in keys.all()])
+
+
+@router.delete("/v1/keys/{id}", status_code=204, response_model=None)
+async def revoke_key(id: wire.KeyId, request: Request) -> Response:
+    """Revoke an API key at once, with its sessions; not one's own, and not that of an auditor."""
+    _administered(request, id)
+    keys: ApiKeys | None = request.app.state.gate.keys
+    key = None if keys is None else next((each for each in keys.all() if each.id == id), None)
+    if keys is None or key is None:
+        raise HttpProblem(404, "no such key")
+    if key.name == request.scope[CALLER].name or "audit" in key.scopes:
+        raise HttpProblem(403, "one's own key, and an auditor's, are revoked by: isthmus keys api revoke")
+    with suppress(ConfigError):  # it was revoked meanwhile
+        await asyncio.to_thread(keys.revoke, id)
+    return Response(status_code=204)
+
+
+def _listed(key: ApiKey) -> wire.ListedKey:
+    return wire.ListedKey(
+        id=key.id,
+        name=key.name,
+        scopes=list(key.scopes),
+        groups=list(key.groups),
+        created=wire.moment(key.created),
+        expires=None if key.expires is None else wire.moment(key.expires),
+    )
 
 
 async def check_provider(sessions: Sessions | None) -> None:
@@ -151,10 +191,11 @@ async def check_provider(sessions: Sessions | None) -> None:
         _log.warning("nobody can sign in at the provider for now: %s", refusal)
 
 
-def _administered(request: Request) -> Sessions | None:
+def _administered(request: Request, whose: str = "") -> Sessions | None:
+    """The sessions, for an administrator; the audit log has what is done first, and to whose key."""
     if not request.scope[CALLER].may("admin"):
         raise HttpProblem(403, "this needs a key with the scope admin")
-    audit(request, "administration", what=f"{request.method} {request.scope['route'].path}")
+    audit(request, "administration", what=f"{request.method} {request.scope['route'].path} {whose}".rstrip())
     return _sessions(request)
 
 

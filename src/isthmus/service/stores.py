@@ -174,6 +174,8 @@ def type_of(id: str) -> str:
 
     A name without a folder is none (`numpy.linalg.norm`), unless it ends as files usually do.
     """
+    if "." not in id:  # most that are not files: a pattern takes ten times as long
+        return ""
     extension = _EXTENSION.search(id)
     type = "" if extension is None else extension[1].lower()
     return type if "/" in id or _USUAL.fullmatch(type) else ""
@@ -542,10 +544,7 @@ class DocumentStore(ABC):
         with self._transaction() as db:
             rows = self._rows(db, sql, (after, limit))
         return [
-            Change(
-                *(id, change, bool(removed), title, body, language, type or type_of(id), date),
-                _lines(allow),
-            )
+            Change(id, change, removed != 0, title, body, language, type or type_of(id), date, _lines(allow))
             for id, change, removed, title, body, language, type, date, allow in rows
         ]
 

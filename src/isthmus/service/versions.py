@@ -101,6 +101,11 @@ class ModelVersions:
         versions = (self._read(path, current) for path in sorted(self._folders(), reverse=True))
         return [version for version in versions if version is not None]
 
+    def in_use(self) -> LearnedVersion | None:
+        """The version that searches use; None where none is used."""
+        current = self.current
+        return None if current in ("", NONE) else self._read(self.folder / current, current)
+
     def _folders(self) -> list[Path]:
         if not self.folder.is_dir():
             return []

@@ -1,6 +1,7 @@
 """What travels between clients, the broker and nodes: version 1, JSON over HTTP.
 
     POST /v1/search        Search           broker: Answer        node: NodeAnswer
+    POST /v1/search/stream Search          server-sent events: silo (SiloProgress), answer, error; GET too
     POST /v1/noised-counts CountQuestion    how many documents answer it, with noise, silo by silo
     POST /v1/feedback      Feedback         204: it stays with the hit's silo; node: AttributedFeedback
     POST /v1/judged        ShownHits        what the caller judged of them (broker); node: ShownTokens
@@ -41,6 +42,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 VERSION = 1
 PREFIX = f"/v{VERSION}"
 PROBLEM_TYPE = "application/problem+json"
+SEEN = "urn:isthmus:seen"
+"""The type of a problem: the caller has seen as much of a silo as its policy shows."""
 KEY_EXPIRES = "isthmus-key-expires"
 """The header of answers to somebody whose key ends soon: when, ISO 8601."""
 ENCODER = "isthmus-encoder"
@@ -186,14 +189,17 @@ class NodeSearch(SearchLimits):
 class Evidence(ResponseModel):
     """One retriever's share in a hit: raw score → probability → weight → contribution.
 
-    Contributions add up, with the ranker's start, to the hit's log-odds. A document that the retriever did
-    not return has no raw score.
+    Contributions add up to the log-odds of the hit's probability, or to its score where it has none. "start"
+    is what every hit has, "profile" what the query's list as a whole says, "calibration" what a calibrator
+    does to the sum. A document that the retriever did not return has no raw score.
     """
 
     retriever: Name
     raw: float | None
     probability: Probability | None
     weight: float | None
+    """Of the log-odds of `probability`; without one, of `contribution / weight`: what a model, or the scale
+    of all silos, makes of the retriever's scores."""
     contribution: float
 
 
@@ -360,6 +366,16 @@ class SiloStatus(ResponseModel):
     matches: int | None = None
     """Its documents that match, where that was asked and its policy allows it: those that have any of the
     words and all that narrows. A threshold is not part of it."""
+
+
+class SiloProgress(SiloStatus):
+    """One silo's outcome while others are still awaited: an event of a streamed search."""
+
+    count: int = 0
+    """Its hits, those below the threshold and those of other pages included."""
+    hits: list[Hit] | None = None
+    """The best of all silos so far; None where there are no new ones or the whole answer follows at once, and
+    for most of very many silos."""
 
 
 class QueryPart(ResponseModel):
@@ -955,6 +971,25 @@ class Health(ResponseModel):
     version: str
 
 
+Moment = Annotated[float, Field(ge=0, lt=253_402_300_800)]
+"""Seconds since 1970, to the end of the year 9999: what a calendar has."""
+
+
+class Machine(ResponseModel):
+    """What a server says of itself to those who operate the federation; times in seconds since 1970."""
+
+    version: Text = ""
+    """Of Isthmus."""
+    time: Moment | None = None
+    """By its clock, when it answered."""
+    certificate_ends: Moment | None = None
+    revocations: Moment | None = None
+    """When its list of revoked certificates was signed; none where it has no list."""
+    disk_free: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The share of the disk with its folder."""
+    disk_free_bytes: Annotated[int, Field(ge=0, le=10**18)] | None = None
+
+
 class Ready(ResponseModel):
     """Whether searches can be answered, and if not, why."""
 
@@ -977,6 +1012,8 @@ class Ready(ResponseModel):
     """What a silo knows of `NodeSearch`."""
     unread: Count = 0
     """Files or rows of a silo's sources that could not be read."""
+    machine: Machine | None = None
+    """Where a silo tells this peer."""
 
 
 class Departure(ResponseModel):
@@ -1040,12 +1077,16 @@ class SiloState(ResponseModel):
     silo: Name
     url: str
     """Where the broker reaches it; empty unless an administrator asks."""
+    about: str = ""
+    """What it has, as the broker's operator says."""
     status: Status
     detail: str = ""
     ready: Ready | None = None
     release: SiloRelease | None = None
     sources: list[SourceState] = []
     """What became of its sources: for administrators, where the silo lets them manage."""
+    skew: float | None = None
+    """Seconds that its clock is ahead of the broker's."""
 
 
 class SiloList(ResponseModel):
@@ -1058,6 +1099,8 @@ class SiloList(ResponseModel):
     """When a document is right in this federation, for people."""
     queries: list[str] = []
     """To try."""
+    machine: Machine | None = None
+    """The broker's own: for administrators."""
 
 
 class Session(RequestModel):
@@ -1099,6 +1142,26 @@ class EndedSessions(ResponseModel):
     """How many sessions were ended."""
 
     ended: Count
+
+
+KeyId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+
+
+class ListedKey(ResponseModel):
+    """An API key without its secret; times are ISO 8601, `expires` None for one that does not end."""
+
+    id: KeyId
+    name: str
+    scopes: list[str]
+    groups: list[str] = []
+    created: str
+    expires: str | None = None
+
+
+class KeyList(ResponseModel):
+    """Every API key of a broker, the oldest first."""
+
+    keys: list[ListedKey]
 
 
 class Me(ResponseModel):

@@ -174,30 +174,21 @@ def cells_of(name: str, results: Results) -> Iterator[Cell]:
 
 def _table_cells(name: str, units: Sequence[Any], key: Key, part: str, display: str) -> Iterator[Cell]:
     variant, row = key
-    published = _published(row, part)
     for at, measure in enumerate(MEASURES):
         if part == "all":
             values = seed_means(units, key, measure).tolist()
         else:
             records = (record for unit in units for record in rows_named(unit[variant], row))
             values = [record["test"][measure] for record in records if record["part"] == part]
-        yield Cell.over_folds(
-            values,
-            table="4",
-            row=row,
-            part=part,
-            variant=display,
-            mode="sound",
-            data=name,
-            measure=measure,
-            paper=None if published is None else published[at],
-        )
+        about = {"row": row, "part": part, "variant": display, "mode": "sound", "measure": measure}
+        yield Cell.over_folds(values, table="4", data=name, paper=_published(row, part, at), **about)
 
 
-def _published(row: str, part: str) -> tuple[float, ...] | None:
-    """A row of Table 4 as printed; our first four silos are its parties."""
+def _published(row: str, part: str, at: int) -> float | None:
+    """A figure of Table 4 as printed, by its column; our first four silos are its parties."""
     silo = int(part[4:]) if part.startswith("silo") else 0
-    return PRINTED.get((row, PARTIES[silo - 1] if 0 < silo <= len(PARTIES) else part))
+    published = PRINTED.get((row, PARTIES[silo - 1] if 0 < silo <= len(PARTIES) else part))
+    return None if published is None else published[at]
 
 
 AS_PRINTED = {"ERR": "err_printed", "nDCG@10": "ndcg_printed@10", "nDCG": "nDCG", "MAP": "map_printed"}
@@ -213,18 +204,10 @@ def printed_cells(name: str, units: Sequence[Any]) -> Iterator[Cell]:
         for variant, measures in PROTOCOL.items():
             for at, (measure, measured) in enumerate(measures.items()):
                 by_seed = [_printed_values(unit, row, part, measured) for unit in units]
-                published = _published(row, part) if variant == "measures as printed" else None
-                yield Cell.over_folds(
-                    [float(np.mean(values)) for values in by_seed],
-                    table="4",
-                    row=row,
-                    part=part,
-                    variant=variant,
-                    mode="paper",
-                    data=name,
-                    measure=measure,
-                    paper=None if published is None else published[at],
-                )
+                published = _published(row, part, at) if variant == "measures as printed" else None
+                values = [float(np.mean(one)) for one in by_seed]
+                about = {"row": row, "part": part, "variant": variant, "mode": "paper", "measure": measure}
+                yield Cell.over_folds(values, table="4", data=name, paper=published, **about)
 
 
 def _printed_values(records: Sequence[Any], row: str, part: str, measure: str) -> list[float]:
@@ -275,7 +258,7 @@ def _curve_cells(name: str, units: Sequence[Any]) -> Iterator[Cell]:
 
 
 def page_of(results: Mapping[str, Results], cells: Sequence[Cell], *, seeds: int) -> Page:
-    """The report."""
+    """The report's page, from the results of every collection and their cells."""
     sections = [section for name in results for section in _sections(name, results[name], cells)]
     return Page(
         "Cross-silo federated ranking (CS-F-LTR)",

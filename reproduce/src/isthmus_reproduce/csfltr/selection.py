@@ -43,7 +43,7 @@ def by_sketch(
 def at_random(
     view: CountsView, queries: Tokens, depth: int, rng: np.random.Generator, banned: Mask | None = None
 ) -> IntArray:
-    """Any documents."""
+    """Documents of the other silo drawn at random, whatever their scores."""
     return best(rng.random((len(queries), len(view))), depth, banned)
 
 

@@ -28,7 +28,6 @@ from isthmus_reproduce.csfltr.selection import judged_pairs
 from isthmus_reproduce.deals import deal_corpus
 
 Variant = Literal["exact", "private", "clipped"]
-VARIANTS: tuple[Variant, ...] = ("exact", "private", "clipped")
 MEASURES = ("ERR", "nDCG@10", "nDCG", "MAP")
 MOST_QUERIES = 240
 """Queries of one world; of a larger collection every seed takes others."""

@@ -235,7 +235,7 @@ def restlessness(curves: Floats) -> float:
 
 
 def all_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
-    """Everything, table by table."""
+    """The cells of every table and figure, in their order."""
     yield from _table_1_cells(outcome, data)
     yield from _figure_cells(outcome, data)
     yield from _growth_cells(outcome, data)

@@ -18,7 +18,6 @@ import numpy as np
 from isthmus.arrays import FloatArray
 from isthmus.corpora import SYNTHETIC, load_folds, load_synthetic
 from isthmus.errors import ConfigError, DataError
-from isthmus.evaluation import write_per_query
 from isthmus.federation import FedRisk, Judge, Rounds, State, StrategyOptions, held_back
 from isthmus.partition import Dealing, folds, silos_for
 from isthmus.randomness import Streams
@@ -153,11 +152,7 @@ def reproduce(
     notebook.compute(trained, _units(config), label="training", workers=workers)
     results = notebook.saved(_units(Config(scale=config.scale, seed=config.seed)))
     cells = [*_set_cells(results), *_choice_cells(results)]
-    reproduction = notebook.publish(cells, _page(cells))
-    if values is None:
-        return reproduction
-    wrote = write_per_query(_per_query(results), values)
-    return replace(reproduction, wrote=(*reproduction.wrote, wrote))
+    return notebook.publish(cells, _page(cells), rows=_per_query(results), values=values)
 
 
 def _units(config: Config) -> list[Unit]:

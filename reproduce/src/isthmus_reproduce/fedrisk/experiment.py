@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from isthmus.errors import ConfigError
-from isthmus.evaluation import write_per_query
 from isthmus.federation import FedRisk
 from isthmus_reproduce.fedrisk import runs
 from isthmus_reproduce.fedrisk.cells import (
@@ -74,16 +73,12 @@ def reproduce(
     outcome = Outcome(results, protocol, config.seed)
     data = Path(config.data).name
     cells = tuple(all_cells(outcome, data))
-    page = report(outcome, data)
-    reproduction = notebook.publish(cells, page)
-    if values is None:
-        return reproduction
 
     def queries(fold: int) -> tuple[str, ...]:
         return runs.fold_of(config.data, fold, protocol.queries).test.queries
 
-    wrote = write_per_query(per_query(outcome, data, queries), values)
-    return replace(reproduction, wrote=(*reproduction.wrote, wrote))
+    rows = per_query(outcome, data, queries)
+    return notebook.publish(cells, report(outcome, data), rows=rows, values=values)
 
 
 def table_rows(protocol: Protocol) -> tuple[str, ...]:

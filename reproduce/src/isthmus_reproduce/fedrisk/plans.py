@@ -67,7 +67,7 @@ class Protocol:
 
     @property
     def description(self) -> str:
-        """For titles."""
+        """The numbers in words, for titles."""
         seeds = f" × {self.seeds} seeds" if self.seeds > 1 else ""
         some = "" if self.queries is None else f", the first {self.queries} training queries of a fold"
         return (
@@ -108,7 +108,7 @@ def protocol_for(fold: Fold, scale: str, *, folds: int) -> Protocol:
 
 @dataclass(frozen=True)
 class Plan:
-    """One training run."""
+    """The settings of one training run."""
 
     mode: Mode
     config: FaultyConfig

@@ -37,13 +37,13 @@ from isthmus_reproduce.intervals import LEAST_FOLDS
 
 
 def report(outcome: Outcome, data: str) -> Page:
-    """The whole page."""
+    """The report's page."""
     writer, trials = _Tables(outcome, data), Trials(outcome, data)
     sections = [
         Section(heading, tuple(parts))
         for heading, written in (
-            ("Table 1", writer.table_1()),
             ("What it says", writer.verdicts()),
+            ("Table 1", writer.table_1()),
             ("The printed claims", writer.claims()),
             ("Figure 2: silos alike and not", writer.silos_alike()),
             ("Figure 3: who holds what", writer.who_holds_what()),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ import numpy as np
 from isthmus.arrays import FloatArray
 from isthmus.calibration import Judging, calibrate
 from isthmus.errors import DataError
-from isthmus.evaluation import calibration_of, evaluate, write_per_query
+from isthmus.evaluation import calibration_of, evaluate
 from isthmus.fusion import Auto, fuser
 from isthmus.report import Page, Section, Table
 from isthmus.tables import Qrels, Run, read_qrels, read_run
@@ -80,11 +80,8 @@ def reproduce(
     ]
     judged = notebook.compute(held_out, units, label="runs", workers=workers)
     cells = [*_world_cells(list(worlds.values())), *_run_cells(judged)]
-    reproduction = notebook.publish(cells, _page(list(worlds.values()), judged, cells))
-    if values is None:
-        return reproduction
-    wrote = write_per_query(_per_query(worlds, judged), values)
-    return replace(reproduction, wrote=(*reproduction.wrote, wrote))
+    page = _page(list(worlds.values()), judged, cells)
+    return notebook.publish(cells, page, rows=_per_query(worlds, judged), values=values)
 
 
 def _per_query(worlds: Mapping[Any, Any], judged: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:

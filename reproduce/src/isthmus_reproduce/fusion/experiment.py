@@ -20,7 +20,7 @@ import numpy as np
 
 from isthmus.corpora import available
 from isthmus.errors import DataError
-from isthmus.evaluation import Reliability, paired_t, reliability_diagram, write_per_query
+from isthmus.evaluation import Reliability, paired_t, reliability_diagram
 from isthmus.report import Page, Plot, Progress, Section, Table
 from isthmus_reproduce.fusion import printed
 from isthmus_reproduce.fusion.folds import FOLDS, label_fold
@@ -130,11 +130,7 @@ def reproduce(
         results |= notebook.compute(work, units, label=label, workers=workers)
     cells = tuple(_all_cells(names, results, config))
     page = _page(names, results, cells, config)
-    reproduction = notebook.publish(cells, page)
-    if values is None:
-        return reproduction
-    wrote = write_per_query(_per_query(results, config.seed), values)
-    return replace(reproduction, wrote=(*reproduction.wrote, wrote))
+    return notebook.publish(cells, page, rows=_per_query(results, config.seed), values=values)
 
 
 def _per_query(results: Results, seed: int) -> Iterator[dict[str, Any]]:

@@ -50,7 +50,7 @@ class UnchargedSilos(ReleasingSilos):
         return float(kendalltau(self.exact[query, matches], scores[matches]).statistic)
 
     def peers(self, holder: int) -> Sequence[str]:
-        """One, for all."""
+        """One peer, which stands for all."""
         return ("peer",)
 
     def covered(self, holder: int, rng: np.random.Generator) -> tuple[Covered, ChargeAll]:

@@ -141,7 +141,7 @@ class Calibrated:
 
     @classmethod
     def of(cls, study: Study, queries: Any) -> Calibrated:
-        """Learned from some queries."""
+        """The model learned from some queries, and the lists its calibration was fitted on."""
         fits: list[tuple[Any, Any, int]] = []
 
         def remember(lists: Any, totals: Any, least: int) -> Any:

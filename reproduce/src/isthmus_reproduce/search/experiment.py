@@ -180,7 +180,7 @@ class Outcome:
         }
 
     def cells(self) -> Iterator[Cell]:
-        """Every figure."""
+        """Every figure of the tables as a cell."""
         about: dict[str, Any] = {"table": "search", "mode": "sound", "data": self.data, "n": len(self.groups)}
 
         def cell(row: str, measure: str, value: float | Estimate) -> Cell:

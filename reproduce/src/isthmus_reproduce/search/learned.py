@@ -95,7 +95,7 @@ class Ranking:
         return cls(names[order].tolist(), margins[order], table[order], profile)
 
     def probabilities(self, model: SearchModel, count: int) -> FloatArray:
-        """Of the first hits."""
+        """The probabilities of the first `count` hits."""
         calibration = model.of_query(self.table[0, _LN_WORDS]).calibration
         assert calibration is not None
         return calibration(self.margins[:count], self.profile)

@@ -196,7 +196,7 @@ class RememberedEncoder(Encoder):
 
     @property
     def fingerprint(self) -> str:
-        """The encoder's own."""
+        """The fingerprint of the encoder."""
         return self.encoder.fingerprint
 
     def settings(self, folder: Path) -> EncoderSettings:
@@ -208,7 +208,7 @@ class RememberedEncoder(Encoder):
 
     @property
     def limit(self) -> int | None:
-        """The encoder's own."""
+        """Tokens at which the encoder cuts a document."""
         return self.encoder.limit
 
     def token_spans(self, text: str) -> Spans:

@@ -99,7 +99,7 @@ class SiloRows:
     errors: FloatArray
 
     def without_cross(self) -> SiloRows:
-        """The judged pairs alone."""
+        """The same with the judged pairs alone."""
         none = np.zeros(self.cross.rows, np.bool_)
         return SiloRows(self.labelled, self.cross.keep(none), self.errors[none])
 

@@ -257,9 +257,10 @@ class CrossSilos:
             lengths = np.concatenate([tokens[name].lengths for tokens in self.tokens.values()])
             width = self.releasing.width or private.width_for(lengths)
             families[name] = private.HashFamily(key + name.encode(), 1, width)
+        carriers = {name: private.in_memory(self._desk(name, families), "peer") for name in self.names}
         return {
-            name: private.fetch_released(private.in_memory(self._desk(name, families), "peer"), families)
-            for name in self.names
+            name: private.fetch_released(carrier, families, lambda each: families[each.terms.field])
+            for name, carrier in carriers.items()
         }
 
     def _desk(self, silo: str, families: Mapping[str, private.HashFamily]) -> private.Desk:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus import rankers
-from isthmus.config import former_key, load, to_mapping
+from isthmus.config import load, to_mapping
 from isthmus.errors import ConfigError
 from isthmus.features import FIELDS, NAMES
 from isthmus.federation import members
@@ -31,7 +31,7 @@ from isthmus.federation.messages import ARRAYS, answer, order, pack, settings_of
 from isthmus.federation.rounds import Coordinator, HeldOut, RoundRecord, State
 from isthmus.federation.runtimes import run_in
 from isthmus.federation.semisupervised.labelling import Guesses, Labelling, SiloRows, guess, joint_rows, mixed
-from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions, read_engine_as_runtime
+from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions
 from isthmus.partition import Dealing
 from isthmus.randomness import Streams
 from isthmus.tables import Letor
@@ -117,11 +117,8 @@ class CoTraining:
     """Add models up under masks; the mean then counts silos by their examples."""
     runtime: Literal["in-process", "ray"] = "in-process"
     seed: int = 0
-    engine: Literal["in-process", "ray"] | None = former_key("runtime")
-    """The old name of `runtime`, read until the next release."""
 
     def __post_init__(self) -> None:
-        read_engine_as_runtime(self)
         if self.model not in _LOSSES:
             raise ConfigError(f"no model {self.model!r}", key=self.model, known=_LOSSES)
         if self.updates not in ("parallel", "serial"):

@@ -404,7 +404,7 @@ class Ledger:
             return {row["number"]: row["hash"] for row in rows if row.get("log") == log}
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the database and release its lock."""
         self._store.close()
 
     def __enter__(self) -> Ledger:

@@ -333,7 +333,7 @@ class LedgerStore:
         return DataError(f"no readable ledger: {error}", file=self.path)
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the database and release its lock."""
         with self._turn:
             if os.getpid() == self._process:
                 self._db.close()

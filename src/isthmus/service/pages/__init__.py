@@ -1,10 +1,10 @@
 """Web pages: plain files that the broker serves, and nothing from anywhere else.
 
-`static/index.html` is the frame, `app.js` shows one of five views in it (`search.js`, `silos.js`,
-`training.js`, `calibration.js`, `documents.js`), `counts.js` asks for noised counts, `dom.js` builds
-elements, `charts.js` draws, `api.js` asks the broker. All text reaches the page as text nodes, so nothing a
-document says can become markup. `endpoint.html` and `endpoint.js` are the page on which one person judges
-the answers of a search interface.
+`static/index.html` is the frame, `app.js` shows one of six views in it (`search.js`, `silos.js`,
+`training.js`, `calibration.js`, `documents.js`, `admin.js`), `counts.js` asks for noised counts, `dom.js`
+builds elements, `charts.js` draws, `api.js` asks the broker. All text reaches the page as text nodes, so
+nothing a document says can become markup. `endpoint.html` and `endpoint.js` are the page on which one person
+judges the answers of a search interface.
 """
 
 from __future__ import annotations

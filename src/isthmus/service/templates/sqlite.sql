@@ -110,3 +110,7 @@ ALTER TABLE document ADD COLUMN arrived REAL
 -- step 11
 -- title and body as JSON, where parts of them are withheld
 ALTER TABLE document ADD COLUMN original TEXT NOT NULL DEFAULT ''
+
+-- step 12
+-- languages are counted by who may see documents
+DROP INDEX document_language

@@ -2,14 +2,15 @@
 
 import * as api from "./api.js";
 import { make, moment, show } from "./dom.js";
+import * as admin from "./admin.js";
 import * as calibration from "./calibration.js";
 import * as requests from "./documents.js";
 import * as search from "./search.js";
 import * as silos from "./silos.js";
 import * as training from "./training.js";
 
-const VIEWS = { search, silos, training, calibration, requests };
-const TITLES = { search: "Search", silos: "Silos", training: "Training", calibration: "Calibration", requests: "Requests" };
+const VIEWS = { search, silos, training, calibration, requests, admin };
+const TITLES = { search: "Search", silos: "Silos", training: "Training", calibration: "Calibration", requests: "Requests", admin: "Admin" };
 const place = document.getElementById("view");
 let leaving = new AbortController();
 let who = { name: "anonymous", scopes: [] };
@@ -20,7 +21,10 @@ function address() {
   return [path in VIEWS ? path : "search", new URLSearchParams(query)];
 }
 
-async function route() {
+const may = (scope) => who.scopes.includes(scope) || (scope !== "audit" && who.scopes.includes("admin"));
+
+/** Show the view of the address. Whoever came from another one is taken to its heading, with keyboard and ear. */
+async function route(moved = false) {
   const [name, parameters] = address();
   leaving.abort();
   leaving = new AbortController();
@@ -29,8 +33,27 @@ async function route() {
     if (link.hash === `#/${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  await VIEWS[name].open(place, { parameters, signal: leaving.signal, failed, may: (scope) => who.scopes.includes(scope) || who.scopes.includes("admin") });
+  if (!may("search")) { noRights(); return; }
+  const opening = VIEWS[name].open(place, { parameters, signal: leaving.signal, failed, may, me: who.name });
+  if (moved && !place.contains(document.activeElement)) toHeading();
+  await opening;
 }
+
+function toHeading() {
+  const heading = place.querySelector("h1");
+  heading?.setAttribute("tabindex", "-1");
+  heading?.focus();
+  window.scrollTo(0, 0);
+}
+
+/** Somebody who is known, and may not search. */
+function noRights() {
+  const scopes = who.scopes.length ? `Your key is good for: ${who.scopes.join(", ")}.` : "Your key is good for nothing here.";
+  show(place, make("div", { class: "page" }, make("h1", {}, "No right to search"),
+    make("p", { class: "notice" }, `${scopes} Searching needs the scope search: ask the operator of this page.`)));
+}
+
+const sentence = (text) => text && `${text[0].toUpperCase()}${text.slice(1)}${/[.?!]$/.test(text) ? "" : "."}`;
 
 /** What went wrong, in the place where the answer would be; a missing key asks for one. */
 function failed(error, where = place) {
@@ -38,7 +61,7 @@ function failed(error, where = place) {
   if (error.status === 401) { signIn(error.detail).catch((other) => failed(other)); return; }
   const wait = error.wait ? ` Try again in ${error.wait} s.` : "";
   show(where, make("div", { class: "notice bad", role: "alert" },
-    make("strong", {}, error.title ?? "Something went wrong"), make("p", {}, `${error.detail ?? error.message}${wait}`)));
+    make("strong", {}, error.title ?? "Something went wrong"), make("p", {}, `${sentence(error.detail ?? error.message)}${wait}`)));
 }
 
 /** Why nobody came back signed in from the provider, by the broker's word for it. */
@@ -54,7 +77,8 @@ async function signIn(detail = "") {
   const [, parameters] = address();
   const refusal = REFUSALS[parameters.get("signin")];
   const ways = await api.ways();
-  identify({});
+  who = { name: "anonymous", scopes: [] };
+  identify(who);
   const over = detail.startsWith("the session has ended") ? "Your session has ended. Please sign in again." : "";
   const keyed = "This broker answers those who have a key. Your operator makes one with: isthmus keys api add.";
   const told = make("p", { class: refusal ? "hint bad" : "hint", role: refusal ? "alert" : "status" },
@@ -104,6 +128,9 @@ function identify({ name = "anonymous", label = "", groups = [] }) {
   mark.textContent = label || name;
   mark.title = groups.length ? `Groups: ${groups.join(", ")}` : "";
   mark.hidden = document.getElementById("leave").hidden = name === "anonymous";
+  for (const link of document.querySelectorAll("nav[aria-label=Views] a")) {
+    link.hidden = !may(link.hash === "#/admin" ? "admin" : "search");
+  }
 }
 
 /** A key that ends within two weeks, above every view. */
@@ -136,7 +163,7 @@ function colours() {
 }
 
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input, textarea, select");
+  const typing = event.target.closest("input:not([type=checkbox]), textarea, select");
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "/") {
     event.preventDefault();
@@ -175,6 +202,11 @@ document.getElementById("leave").addEventListener("click", async () => {
   const { provider } = await api.ways().catch(() => ({}));
   if (provider) place.querySelector(".card")?.append(make("a", { href: "/v1/signin/end" }, `Sign out at ${provider} too`));
 });
-window.addEventListener("hashchange", () => { (address()[1].has("key") ? begin() : route()).catch(failed); });
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address names a view, not a place in it
+  place.focus();
+  place.scrollIntoView();
+});
+window.addEventListener("hashchange", () => { (address()[1].has("key") || !who.scopes.length ? begin() : route(true)).catch(failed); });
 colours();
 begin();

@@ -4,7 +4,7 @@ import { decimal, draw, percent, signed } from "./dom.js";
 
 /** A phone gets a narrower drawing, not a smaller one: its letters stay readable. */
 const WIDE = Math.max(300, Math.min(640, document.documentElement.clientWidth - 80));
-const HIGH = 240, LEFT = 52, RIGHT = 12, TOP = 12, BOTTOM = 36;
+const HIGH = 250, LEFT = 52, RIGHT = 12, TOP = 22, BOTTOM = 36;
 
 function ticks(low, high, wanted = 5) {
   const step = 10 ** Math.floor(Math.log10((high - low) / wanted || 1));
@@ -38,7 +38,8 @@ export function lines(series, { x, y, zero = false }) {
   for (const at of ticks(left, right, 8).filter(Number.isInteger)) {
     chart.append(draw("text", { class: "tick", x: px(at), y: HIGH - BOTTOM + 18, "text-anchor": "middle" }, String(at)));
   }
-  chart.append(draw("text", { class: "tick", x: WIDE - RIGHT, y: HIGH - 4, "text-anchor": "end" }, x));
+  chart.append(draw("text", { class: "tick", x: WIDE - RIGHT, y: HIGH - 4, "text-anchor": "end" }, x),
+    draw("text", { class: "tick", x: 4, y: TOP }, y));
   for (const { name, className, points: path } of series) {
     const steps = path.map(([a, b], at) => `${at ? "L" : "M"}${px(a).toFixed(1)} ${py(b).toFixed(1)}`).join("");
     const [a, b] = path.at(-1);
@@ -49,15 +50,15 @@ export function lines(series, { x, y, zero = false }) {
 }
 
 /** Differences with their intervals, a row each, and a line at zero: [{name, mean, low, high, className}]. */
-export function intervals(rows, label) {
-  const high = 26, left = 76, height = TOP + rows.length * high + BOTTOM;
+export function intervals(rows, label, x) {
+  const high = 26, left = 76, height = TOP + rows.length * high + BOTTOM + 8;
   const low = Math.min(0, ...rows.map((row) => row.low)), most = Math.max(0, ...rows.map((row) => row.high));
   const room = (most - low || 0.01) * 0.06;
   const px = (value) => left + ((value - low + room) / (most - low + 2 * room || 1)) * (WIDE - left - RIGHT);
   const chart = frame(label, WIDE, height);
   for (const at of ticks(low, most)) {
-    chart.append(draw("line", { class: at === 0 ? "ideal" : "grid", x1: px(at), x2: px(at), y1: TOP, y2: height - BOTTOM }),
-      draw("text", { class: "tick", x: px(at), y: height - BOTTOM + 18, "text-anchor": "middle" }, String(at)));
+    chart.append(draw("line", { class: at === 0 ? "ideal" : "grid", x1: px(at), x2: px(at), y1: TOP, y2: height - BOTTOM - 8 }),
+      draw("text", { class: "tick", x: px(at), y: height - BOTTOM + 10, "text-anchor": "middle" }, String(at)));
   }
   rows.forEach((row, at) => {
     const y = TOP + at * high + high / 2;
@@ -66,6 +67,7 @@ export function intervals(rows, label) {
       draw("circle", { class: `dot ${row.className}`, cx: px(row.mean), cy: y, r: 4 },
         draw("title", {}, `${row.name}: ${signed(row.mean, 3)} (${signed(row.low, 3)} to ${signed(row.high, 3)})`)));
   });
+  chart.append(draw("text", { class: "tick", x: WIDE - RIGHT, y: height - 4, "text-anchor": "end" }, x));
   return chart;
 }
 
@@ -92,18 +94,20 @@ export function heat(series, rounds) {
 
 /** Predicted against observed, with what chance may do to every bin, and the number of its hits below. */
 export function reliability(bins, label) {
-  const size = 250, low = 30, high = 184, floor = 240;
+  const size = 250, low = 30, high = 194, floor = 246;
   const px = (value) => low + value * (size - low - 10);
-  const py = (value) => high - value * (high - 10);
+  const py = (value) => high - value * (high - 24);
   const filled = bins.filter((bin) => bin.count);
   const most = Math.max(...filled.map((bin) => bin.count), 1);
   const told = filled.map((bin) => `${percent(bin.predicted)} said, ${percent(bin.observed)} right of ${bin.count}`).join("; ");
-  const chart = frame(`${label}: ${told}`, size, 262);
+  const chart = frame(`${label}: ${told}`, size, 284);
   for (const at of [0, 0.25, 0.5, 0.75, 1]) {
     chart.append(draw("line", { class: "grid", x1: px(0), x2: px(1), y1: py(at), y2: py(at) }),
       draw("text", { class: "tick", x: low - 5, y: py(at) + 4, "text-anchor": "end" }, String(at * 100)),
-      draw("text", { class: "tick", x: px(at), y: 257, "text-anchor": at === 1 ? "end" : "middle" }, at === 1 ? "100 %" : String(at * 100)));
+      draw("text", { class: "tick", x: px(at), y: 262, "text-anchor": at === 1 ? "end" : "middle" }, String(at * 100)));
   }
+  chart.append(draw("text", { class: "tick", x: 2, y: 12 }, "share that was right, %"),
+    draw("text", { class: "tick", x: size - 10, y: 279, "text-anchor": "end" }, "probability shown, %"));
   chart.append(draw("line", { class: "ideal", x1: px(0), y1: py(0), x2: px(1), y2: py(1) }));
   for (const bin of filled) {
     const tall = Math.max(1.5, (Math.sqrt(bin.count / most)) * 40);

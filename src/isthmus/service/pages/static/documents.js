@@ -12,7 +12,7 @@ export function actions(hit, query, may) {
   const opens = access.includes("open") && may("documents");
   const parts = [hit.link ? link(hit.link) : null];
   if (opens) parts.push(button("open", hit, () => toggle(place, () => opened(place, () => api.open(hit.silo, hit.document, { ticket: hit.ticket })))));
-  else if (access.includes("ask")) parts.push(button("ask the owner", hit, () => toggle(place, () => show(place, form(hit, query, access.includes("name"), place)))));
+  else if (access.includes("ask")) parts.push(button("ask the owner", hit, () => toggle(place, () => ask(place, form(hit, query, access.includes("name"), place)))));
   return parts.some(Boolean) ? { element: make("span", { class: "document-acts" }, parts), place } : null;
 }
 
@@ -25,8 +25,19 @@ function button(text, hit, onclick) {
   return make("button", { type: "button", class: "quiet small", "aria-label": `${text}: ${hit.title || hit.document}`, onclick }, text);
 }
 
+/** Open what belongs to the button that has the focus, or close it; so does Escape. */
 function toggle(place, fill) {
-  if (place.childNodes.length) show(place); else fill();
+  if (place.childNodes.length) { show(place); return; }
+  const button = document.activeElement;
+  place.onkeydown = (event) => { if (event.key === "Escape") { show(place); button.focus(); } };
+  fill();
+}
+
+/** Words in the place of what had the focus, which goes to them. */
+function say(place, ...words) {
+  const told = make("p", { class: "hint", role: "status", tabindex: "-1" }, ...words);
+  show(place, told);
+  told.focus();
 }
 
 async function opened(place, fetch) {
@@ -41,6 +52,11 @@ async function opened(place, fetch) {
   }
 }
 
+function ask(place, form) {
+  show(place, form);
+  form.querySelector("textarea").focus();
+}
+
 /** A request, which the silo keeps for its owner. */
 function form(hit, query, wantsName, place) {
   const reason = make("textarea", { rows: "2", maxlength: "1000", "aria-label": "Why you want it" });
@@ -49,7 +65,7 @@ function form(hit, query, wantsName, place) {
     event.preventDefault();
     try {
       await api.ask({ silo: hit.silo, ticket: hit.ticket, query, reason: reason.value.trim(), named: named.checked });
-      show(place, make("p", { class: "hint", role: "status" }, "Asked. The answer will stand under ", make("a", { href: "#/requests" }, "Requests"), "."));
+      say(place, "Asked. The answer will stand under ", make("a", { href: "#/requests" }, "Requests"), ".");
     } catch (error) {
       show(place, make("p", { class: "hint bad", role: "alert" }, error.message));
     }
@@ -63,14 +79,15 @@ function form(hit, query, wantsName, place) {
 
 /** The view: one's own requests, and for administrators those that wait. */
 export async function open(view, { signal, failed, may }) {
-  const own = make("div", { class: "cards" }), others = make("div", { class: "cards" });
+  const own = make("div", { class: "cards" }), others = make("div", { class: "cards" }), closed = make("div");
   show(view, make("div", { class: "page" }, make("h1", {}, "Requests"),
-    may("admin") ? [make("h2", {}, "To answer"), others] : null, make("h2", {}, "Yours"), own));
+    may("admin") ? [make("h2", { id: "to-answer", tabindex: "-1" }, "To answer"), others] : null, make("h2", {}, "Yours"), own, closed));
   const refresh = async () => {
     try {
-      if (may("admin")) await toAnswer(others, refresh, signal);
+      const silentToAll = may("admin") ? await toAnswer(others, refresh, signal) : {};
       const { requests, unanswered } = await api.requests(false, signal);
-      show(own, requests.length ? requests.map(card) : make("p", { class: "hint" }, "You have asked for no document. A search offers it where an owner takes requests."), silent(unanswered));
+      show(own, requests.length ? requests.map(card) : make("p", { class: "hint" }, "You have asked for no document. A search offers it where an owner takes requests."));
+      show(closed, silent({ ...silentToAll, ...unanswered }));
     } catch (error) {
       failed(error, own);
     }
@@ -78,7 +95,12 @@ export async function open(view, { signal, failed, may }) {
   await refresh();
 }
 
-const silent = (unanswered) => Object.entries(unanswered ?? {}).map(([silo, reason]) => make("p", { class: "hint" }, chip(silo), ` ${reason}`));
+/** Silos that list no requests, those with the same reason together. */
+function silent(unanswered) {
+  const silos = Object.keys(unanswered).sort();
+  return [...new Set(silos.map((silo) => unanswered[silo]))].map((reason) => make("p", { class: "hint" },
+    silos.filter((silo) => unanswered[silo] === reason).map((silo) => [chip(silo), " "]), reason));
+}
 
 function facts(each) {
   return [make("p", { class: "where" }, chip(each.silo), make("code", {}, each.document), ` ${moment(each.at)}`),
@@ -96,7 +118,8 @@ function card(each) {
 async function toAnswer(place, refresh, signal) {
   const { requests, unanswered } = await api.requests(true, signal);
   const waiting = requests.filter((each) => each.state === "waiting");
-  show(place, waiting.length ? waiting.map((each) => answering(each, refresh)) : make("p", { class: "hint" }, "Nothing waits."), silent(unanswered));
+  show(place, waiting.length ? waiting.map((each) => answering(each, refresh)) : make("p", { class: "hint" }, "Nothing waits."));
+  return unanswered;
 }
 
 function answering(each, refresh) {
@@ -106,6 +129,7 @@ function answering(each, refresh) {
     try {
       await api.answer(each.silo, each.number, { allow, word: word.value.trim() });
       await refresh();
+      document.getElementById("to-answer")?.focus(); // the buttons are gone
     } catch (error) {
       status.textContent = error.message;
     }

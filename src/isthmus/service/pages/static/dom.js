@@ -28,13 +28,14 @@ export function show(place, ...children) {
   place.replaceChildren(...children.flat(Infinity).filter(Boolean));
 }
 
-/** A table with a caption for those who hear it. */
-export function table(caption, heads, rows) {
-  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    make("table", {},
-      make("caption", { class: "unseen" }, caption),
-      make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))),
-      make("tbody", {}, rows.map((row) => make("tr", {}, row.map((cell) => make("td", {}, cell)))))));
+/** A table with a caption for those who hear it. On a phone every row is a card: roles say that it is a table still. */
+export function table(caption, heads, rows, last = null) {
+  const line = (cells) => make("tr", { role: "row" }, cells.map((cell, at) => make("td", { role: "cell", "data-head": heads[at] }, cell === "" ? null : make("span", {}, cell))));
+  return make("table", { role: "table" },
+    make("caption", { class: "unseen" }, caption),
+    make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, heads.map((head) => make("th", { scope: "col", role: "columnheader" }, head)))),
+    make("tbody", { role: "rowgroup" }, rows.map(line)),
+    last ? make("tfoot", { role: "rowgroup" }, line(last)) : null);
 }
 
 export const percent = (share) => {
@@ -48,6 +49,13 @@ export const count = (number) => (number === null || number === undefined ? "–
 
 export function several(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
+}
+
+/** How many documents the silos have; where some do not say, in how many of them. */
+export function documentsIn(silos) {
+  const up = silos.filter((silo) => silo.ready);
+  const documents = up.reduce((sum, silo) => sum + silo.ready.documents, 0);
+  return `${several(documents, "document")} in ${up.length < silos.length ? `${up.length} of ` : ""}${several(silos.length, "silo")}`;
 }
 
 export function decimal(number, digits = 2) {
@@ -85,3 +93,7 @@ export function hue(silo) {
 export function chip(silo, attributes = {}) {
   return make("span", { ...attributes, class: `chip ${hue(silo)}` }, silo);
 }
+
+const STATES = { answered: "up", late: "late", refused: "refuses", down: "down", broken: "broken" };
+/** A silo's state, by word and by colour. */
+export const state = ({ status }) => make("span", { class: `state ${status}` }, STATES[status] ?? status);

@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { asker, counts } from "./counts.js";
 import { actions } from "./documents.js";
-import { chip, count, decimal, hue, make, percent, rememberSilos, several, show, table, took } from "./dom.js";
+import { chip, count, decimal, documentsIn, hue, make, moment, percent, rememberSilos, several, show, table, took } from "./dom.js";
 
 const WORDS = {
   answered: "answered", late: "did not answer in time", refused: "refused", down: "is down", broken: "answered nonsense",
@@ -17,6 +17,16 @@ const MEANT = {
 const PAUSE = 250; // milliseconds between two questions of one person
 const PAGE = 20, DEEPEST = 100; // hits of a page, and of all pages
 const SHOWN = 8; // values of a facet
+const PATIENT = 300; // milliseconds after which people are told who is being waited for
+const NAMES = {
+  bm25: "words", dense: "meaning, by the encoder", engine: "the engine's own score", start: "the same for every hit",
+  profile: "how all hits of the query score", calibration: "by the silo's calibrator",
+};
+const LANGUAGE = [
+  ["tidal power", "any of the words"], ['"spring tide"', "these words together"], ["-lagoon", "without the word"], ["turb*", "words that begin so"],
+  ["silo:north", "only this silo"], ["type:pdf", "only this type"], ["after:2019 before:2024-06", "only of that time"],
+];
+const former = []; // what was searched since the page was opened; it is stored nowhere
 let places = null; // the elements of the view that is open
 
 export async function open(view, { parameters, signal, failed, may }) {
@@ -26,10 +36,10 @@ export async function open(view, { parameters, signal, failed, may }) {
   };
   places = build(state);
   show(view, places.root);
-  places.query.focus();
+  if (!state.query) places.query.focus();
   signal.addEventListener("abort", () => { clearTimeout(state.later); state.asking?.abort(); });
   await introduce(state, signal);
-  if (!state.query) return;
+  if (!state.query || signal.aborted) return; // another view, or search, has taken its place
   keep(state, "replaceState");
   await run(state);
 }
@@ -39,30 +49,32 @@ const pageOf = (parameters) => Math.min(Math.max(Math.trunc(Number(parameters.ge
 function build(state) {
   const query = make("input", {
     id: "query", type: "search", name: "q", maxlength: "2000", autocomplete: "off", spellcheck: "false", enterkeyhint: "search",
-    placeholder: "Ask all silos", "aria-label": "Search all silos", value: state.query,
+    placeholder: "Ask all silos", "aria-label": "Search all silos", value: state.query, list: "former",
   });
   const form = make("form", {
     role: "search", class: "ask",
     onsubmit: (event) => { event.preventDefault(); go(state, { query: query.value.trim() }); },
-  }, query, make("button", { class: "main" }, "Search"));
+  }, query, make("datalist", { id: "former" }, former.map((value) => make("option", { value }))), make("button", { class: "main" }, "Search"));
   const label = make("output", { class: "above", for: "above" }, words(state.above));
   const slider = make("input", {
     id: "above", type: "range", min: "0", max: "95", step: "5", value: String(Math.round(state.above * 100)), "aria-describedby": "no-probabilities", disabled: true,
     oninput: () => { state.above = Number(slider.value) / 100; label.textContent = words(state.above); },
-    onchange: () => go(state, {}),
+    onchange: () => go(state, { sliding: true }),
   });
   const reason = make("p", { class: "hint", id: "no-probabilities", role: "status" });
   const filters = make("div", { class: "filters" },
-    make("div", { class: "threshold" }, make("label", { for: "above" }, "Only hits that are likely right"), slider, label),
+    make("div", { class: "threshold" }, make("label", { for: "above" }, "Only hits at least this likely to be right"), slider, label),
     make("fieldset", { class: "silos", id: "silo-filter" }, make("legend", { class: "unseen" }, "Silos to ask")), reason);
-  const status = make("div", { class: "status", role: "status", "aria-live": "polite" });
+  const waiting = make("div", { class: "waiting" });
+  const status = make("div", { class: "status", role: "status", tabindex: "-1" });
+  const start = make("div", { class: "start" }), meaning = make("div");
   const hits = make("ol", { class: "hits", "aria-label": "Hits, best first" });
   const understood = make("div", { class: "understood", id: "understood" });
   const facets = make("aside", { class: "facets", "aria-label": "Matches by silo, type and year", hidden: true });
   const pages = make("nav", { class: "pages", "aria-label": "Pages" });
-  const root = make("div", { class: "search" }, make("h1", { class: "unseen" }, "Search"), form, understood, filters, status,
+  const root = make("div", { class: "search" }, make("h1", { class: "unseen" }, "Search"), form, understood, filters, waiting, status, meaning, start,
     make("div", { class: "results" }, make("div", {}, hits, pages), facets));
-  return { root, query, status, hits, slider, label, reason, understood, facets, pages, filter: filters.querySelector("fieldset") };
+  return { root, query, waiting, status, start, legend: meaning, hits, slider, label, reason, understood, facets, pages, filter: filters.querySelector("fieldset") };
 }
 
 /** A threshold needs probabilities: without any its control is off, and says what to do. */
@@ -81,7 +93,7 @@ function allowThreshold(state, probable) {
     state.may("admin") ? [make("a", { href: "#/training" }, "let the silos learn"), "."] : "an administrator lets the silos learn."].flat());
 }
 
-const words = (above) => (above ? `${percent(above)} or more` : "all");
+const words = (above) => (above ? percent(above) : "off: all hits");
 
 /** Who can be asked, before anything is. */
 async function introduce(state, signal) {
@@ -91,23 +103,68 @@ async function introduce(state, signal) {
     state.names = silos.map((silo) => silo.silo);
     state.counting = new Set(state.may("counts") ? silos.filter(counts).map((silo) => silo.silo) : []);
     state.learned = Boolean(learning.current) && learning.current !== "none";
+    state.basis = state.learned ? learning.versions.find((version) => version.current) : null;
     if (state.learned || !state.query) allowThreshold(state, state.learned);
     rememberSilos(state.names);
-    const documents = silos.reduce((sum, silo) => sum + (silo.ready?.documents ?? 0), 0);
-    if (!state.query) show(places.status, make("p", {}, `${several(documents, "document")} in ${several(state.names.length, "silo")}.`), invite(view));
-    show(places.filter, places.filter.querySelector("legend"), state.names.map((name) => toggle(name, state)));
+    if (!state.query) show(places.start, start(view, state));
+    show(places.filter, places.filter.querySelector("legend"), silos.map((silo) => toggle(silo, state)));
+    const options = [...new Set([...former, ...(view.queries ?? [])])];
+    show(places.root.querySelector("datalist"), options.map((value) => make("option", { value })));
   } catch (error) {
     state.failed(error, places.status);
   }
 }
 
-/** What the operator says is right here, and queries to try. */
-function invite({ about, queries = [] }) {
-  const links = queries.map((query) => make("li", {}, make("a", { href: `#/search?${new URLSearchParams({ q: query })}` }, query)));
-  return [about ? make("p", { id: "about" }, about) : null, links.length ? make("ul", { id: "queries", "aria-label": "Queries to try" }, links) : null];
+/** What keeps a silo from taking part as it should; "" where nothing does. */
+function trouble({ status, detail, ready }) {
+  if (status !== "answered") return `${WORDS[status] ?? status}${detail ? `: ${detail}` : ""}`;
+  if (ready && !ready.ready) return `not ready${ready.detail ? `: ${ready.detail}` : ""}`;
+  if (ready && !ready.documents) return "new: it has no document in its index yet";
+  return detail;
 }
 
-function toggle(name, state) {
+/** The start: what the operator says is right here, queries to try, what silos have, whether they have learned, and how to ask. */
+function start(view, state) {
+  const { silos, about, queries = [] } = view;
+  const to = (query) => make("li", {}, make("a", { href: `#/search?${new URLSearchParams({ q: query })}` }, query));
+  return [
+    about ? make("p", { id: "about" }, about) : null,
+    queries.length ? [make("h2", {}, "Good questions to begin with"), make("ul", { id: "queries" }, queries.map(to))] : null,
+    make("h2", {}, "What is here"),
+    make("p", {}, `${documentsIn(silos)}.`),
+    make("ul", { class: "here" }, silos.map((silo) => {
+      const wrong = trouble(silo);
+      const has = [silo.ready ? several(silo.ready.documents, "document") : "", silo.about].filter(Boolean).join(": ");
+      return make("li", {}, chip(silo.silo), ` ${has}`, wrong ? make("span", { class: "warn" }, ` — ${wrong}`) : "");
+    })),
+    state.basis ? make("p", { id: "basis" }, `${MEANING} ${basis(state.basis)}`) : null,
+    make("details", {}, make("summary", {}, "How to ask"),
+      table("What a query may say", ["written", "finds"], LANGUAGE.map(([written, found]) => [make("code", {}, written), found]))),
+  ];
+}
+
+const MEANING = "A hit's percentage is how likely it is to be right, whichever silo has it: of a hundred hits shown with 80 %, about eighty should be right.";
+
+/** What percentages rest on. */
+function basis({ record, learned }) {
+  if (!record?.queries) return `Percentages come from what the silos learned on ${moment(learned)}.`;
+  return `Percentages rest on ${several(record.queries, "judged query", "judged queries")} with ${several(record.relevant, "relevant document")}, learned on ${moment(learned)}.`;
+}
+
+/** What a percentage means, beside what it rests on. */
+function legend({ basis: version }) {
+  const after = version?.record?.calibration?.after;
+  return make("details", { id: "percentages" }, make("summary", {}, "What the percentages mean",
+    version?.record?.queries ? `, and the ${several(version.record.queries, "judged query", "judged queries")} they rest on` : ""),
+    make("p", {}, MEANING),
+    version ? make("p", {}, basis(version),
+      after ? ` On ${several(after.hits, "hit")} of queries that were kept apart they were off by ${decimal(100 * after.ece, 1)} points on average; a perfect model would show ${decimal(100 * after.floor, 1)} at this size.` : "")
+      : make("p", {}, "They come from silos' own models, which their owners have calibrated."),
+    make("p", {}, make("a", { href: "#/calibration" }, "Calibration"), " compares them with what was right."));
+}
+
+function toggle(silo, state) {
+  const name = silo.silo, wrong = trouble(silo);
   const box = make("input", {
     type: "checkbox", checked: !state.without.has(name),
     onchange: () => {
@@ -117,7 +174,8 @@ function toggle(name, state) {
     },
   });
   const tick = () => places.filter.querySelectorAll("input").forEach((each) => { each.checked = true; });
-  return make("label", { class: `chip pick ${hue(name)}` }, box, name);
+  const mark = silo.status !== "answered" ? ` (${silo.status})` : silo.ready && !silo.ready.documents ? " (new)" : "";
+  return make("label", { class: `chip pick ${hue(name)}`, title: wrong || null }, box, name, mark);
 }
 
 /** What a search is called in the address, so that it can be sent to somebody. */
@@ -140,10 +198,11 @@ function keep(state, how = "pushState") {
 
 /** Another search: the first page of it, unless one is named. */
 function go(state, changes) {
-  Object.assign(state, { page: 1 }, changes);
-  if (!state.query) { location.hash = "#/search"; return; }
+  const slides = state.sliding && changes.sliding; // one way back for all steps of the slider
+  Object.assign(state, { page: 1, sliding: false }, changes);
+  if (!state.query) { if (location.hash.includes("?")) location.hash = "#/search"; return; }
   places.query.value = state.query;
-  keep(state);
+  keep(state, slides ? "replaceState" : "pushState");
   run(state);
 }
 
@@ -180,32 +239,60 @@ async function ask(state) {
   };
   if (state.without.size) asked.silos = state.names.filter((name) => !state.without.has(name));
   places.root.classList.add("busy");
+  show(places.start);
+  if (!former.includes(state.query)) former.unshift(state.query);
+  const waiting = waitFor(asked.silos ?? state.names);
   try {
-    const answer = await api.search(asked, asking.signal);
+    const answer = await api.search(asked, asking.signal, waiting.heard);
+    waiting.stop();
     rememberSilos(answer.silos.map((silo) => silo.silo));
     const probable = answer.hits.some((hit) => hit.probability !== null) || answer.below > answer.without_probability;
     if (answer.hits.length + answer.below || places.slider.disabled) allowThreshold(state, probable || state.learned);
     if (asked.threshold && !state.above) return (state.running = ask(state)); // nothing could pass it
     const verdicts = new Map();
+    const held = places.root.contains(document.activeElement);
     show(places.understood, understood(state, answer.understood));
-    show(places.status, summary(answer, state), answer.unlike ? unlike() : null, suggestion(state, answer.suggestion),
-      answer.hits.length ? null : nothing(answer));
+    show(places.status, summary(answer, state), doubts(answer, state), suggestion(state, answer.suggestion),
+      answer.hits.length ? null : nothing(answer, state));
+    show(places.legend, probable ? legend(state) : null);
     show(places.hits, answer.hits.map((hit) => item(hit, asked.query, probable, state.may("feedback") ? verdicts : null, answer.understood.marked, state.may)));
     show(places.pages, pages(state, answer));
     show(places.facets, facets(state, answer));
     places.facets.hidden = !places.facets.children.length;
     places.root.classList.remove("busy");
+    if (held && !places.root.contains(document.activeElement)) places.status.focus({ preventScroll: true }); // what had it is gone
     await remember(asked.query, verdicts, asking.signal);
   } catch (error) {
     if (error.name === "AbortError") return; // another question has taken its place
-    for (const place of ["hits", "pages", "facets", "understood"]) show(places[place]);
+    for (const place of ["hits", "pages", "facets", "understood", "legend"]) show(places[place]);
+    places.facets.hidden = true;
     state.failed(error, places.status);
   } finally {
+    waiting.stop();
     if (state.asking === asking) {
       places.root.classList.remove("busy");
       state.asking = null;
     }
   }
+}
+
+/** Say who is being waited for, when it takes a moment: `heard` takes what a silo did, `stop` ends it. */
+function waitFor(names) {
+  const said = new Map(names.map((name) => [name, "…"]));
+  let shown = false, over = false;
+  const told = make("p", { role: "status" }), list = make("p", { class: "where" });
+  const draw = () => {
+    if (!shown || over) return;
+    const open = [...said.values()].filter((word) => word === "…").length;
+    told.textContent = open ? `Asking ${several(said.size, "silo")} …` : "All have answered.";
+    show(list, [...said].map(([name, word]) => make("span", {}, chip(name), ` ${word}`)));
+  };
+  const later = setTimeout(() => { shown = true; show(places.status); show(places.waiting, told, list); draw(); }, PATIENT);
+  const heard = ({ silo, status, count: hits, took_ms: time }) => {
+    said.set(silo, status === "answered" ? `${several(hits, "hit")}, ${took(time)}` : WORDS[status] ?? status);
+    draw();
+  };
+  return { heard, stop: () => { over = true; clearTimeout(later); show(places.waiting); } };
 }
 
 /** What this person judged of the hits before, on each of them. */
@@ -222,16 +309,11 @@ async function remember(query, verdicts, signal) {
 
 /** What the query was understood as, every part with a way to take it out; and what may have been meant. */
 function understood(state, { parts, hints }) {
-  const without = ({ start, end }) => {
-    const signs = [...state.query]; // characters, as the broker counts them
-    signs.splice(start, end - start);
-    return signs.join("").replace(/\s+/g, " ").trim();
-  };
   return [
     ...parts.map((part) => {
       const meant = (MEANT[part.kind] ?? String)(part.value);
       return make("span", { class: "chip accent part" }, meant,
-        make("button", { type: "button", "aria-label": `Remove: ${meant}`, onclick: () => go(state, { query: without(part) }) }, "×"));
+        make("button", { type: "button", "aria-label": `Remove: ${meant}`, onclick: () => go(state, { query: without(state.query, [part]) }) }, "×"));
     }),
     ...hints.map((hint) => make("p", { class: "hint" }, hint)),
   ];
@@ -250,31 +332,49 @@ function pages(state, { more, hits }) {
   ];
 }
 
-/** How many documents match, by silo, type and year; each value leads to the search that has it. */
+/** The query without these parts of it. */
+function without(query, parts) {
+  const signs = [...query]; // characters, as the broker counts them
+  for (const { start, end } of [...parts].sort((one, other) => other.start - one.start)) signs.splice(start, end - start);
+  return signs.join("").replace(/\s+/g, " ").trim();
+}
+
+/** How many documents match, by silo, type and year; each value leads to the search that has it, or back where it is chosen. */
 function facets(state, { facets: counts, understood: { parts }, silos: asked }) {
-  if (!counts) return null;
-  const has = (...kinds) => parts.some((part) => kinds.includes(part.kind));
+  if (!counts?.matches) return null;
+  const of = (...kinds) => parts.filter((part) => kinds.includes(part.kind));
   const quoted = (value) => (/\s/.test(value) ? `"${value}"` : value);
+  const next = (year) => String(Number(year) + 1).padStart(4, "0");
   const groups = [
-    ["Silo", counts.silos, has("silo"), (value) => `silo:${value}`],
-    ["Type", counts.types, has("type"), (value) => `type:${quoted(value)}`],
-    ["Year", counts.years, has("after", "before"), (value) => `after:${value.padStart(4, "0")} before:${String(Number(value) + 1).padStart(4, "0")}`],
+    ["Silo", counts.silos, (value) => of("silo").filter((part) => part.value === value), (value) => `silo:${value}`],
+    ["Type", counts.types, (value) => of("type").filter((part) => part.value === value), (value) => `type:${quoted(value)}`],
+    ["Year", counts.years, () => of("after", "before"), (value) => `after:${value.padStart(4, "0")} before:${next(value)}`],
   ];
   const entries = (values) => Object.entries(values).slice(-SHOWN).reverse(); // years: an object has numbers in ascending order
   const first = (values) => Object.entries(values).slice(0, SHOWN);
-  const some = asked.length > Object.keys(counts.silos).length ? " in silos that count" : "";
+  const some = asked.length > Object.keys(counts.silos).length ? ", in the silos that give counts" : "";
+  const choice = (value, chosen, written) => (chosen.length
+    ? link(state, { query: without(state.query, chosen) }, { class: "chosen", "aria-label": `${value}: chosen, take it out` }, `✓ ${value} ×`)
+    : link(state, { query: `${state.query} ${written(value)}` }, {}, value));
   return [
-    make("p", { class: "hint" }, `${several(counts.matches, "document")}${some} with any of the words${has("phrase", "without", "prefix", "type", "after", "before") ? " and all the rest" : ""}.`),
+    make("p", { class: "hint" }, `${several(counts.matches, "document")} with any of the words${of("phrase", "without", "prefix", "type", "after", "before").length ? " and all the rest" : ""}${some}.`),
     groups.map(([head, values, chosen, written]) => {
-      const rows = head === "Year" ? entries(values) : first(values);
+      const rows = (head === "Year" ? entries(values) : first(values)).filter(([, number]) => number);
       return rows.length ? make("section", {}, make("h2", {}, head), make("ul", {}, rows.map(([value, number]) => make("li", {},
-        chosen ? make("span", {}, value) : link(state, { query: `${state.query} ${written(value)}` }, {}, value),
-        make("span", { class: "number" }, count(number)))))) : null;
+        choice(value, chosen(value), written), make("span", { class: "number" }, count(number)))))) : null;
     })];
 }
 
-const unlike = () => make("p", { class: "notice" },
-  "No judged query is like this one: how likely its hits are is little known, and stands near the share of all hits that were right.");
+const SURE = 0.5;
+
+function doubts({ hits, offset, unlike, silos }, { names }) {
+  const best = Math.max(...hits.map((hit) => hit.probability ?? NaN)); // NaN where a hit has none, -Infinity where there is none
+  const weak = !offset && best >= 0 && best < SURE ? make("strong", {}, `No hit here is likely to be right: the best has ${percent(best)}. `) : "";
+  const rough = unlike && hits.length ? "No judged query is like this one: its percentages are rough, and high ones were lowered." : "";
+  const fewer = silos.filter((silo) => silo.status === "answered").length < names.length && best >= 0
+    ? "Percentages were learned from searches of all silos: with fewer they can be too high." : "";
+  return weak || rough || fewer ? make("p", { class: "notice doubt" }, weak, [rough, fewer].filter(Boolean).join(" ")) : null;
+}
 
 function summary(answer, { query, above, counting }) {
   const answered = answer.silos.filter((silo) => silo.status === "answered");
@@ -287,20 +387,20 @@ function summary(answer, { query, above, counting }) {
   return make("div", {},
     make("p", {}, `${answered.length} of ${several(answer.silos.length, "silo")} answered in ${took(answer.took_ms)}`
       + ` from ${several(searched, "document")}${left}${ways.length ? `, ranked by ${ways.join(" / ")}` : ""}.`),
-    others.map((silo) => make("p", { class: "warn" }, chip(silo.silo), ` ${WORDS[silo.status] ?? silo.status}${silo.detail ? `: ${silo.detail}` : ""}`,
+    others.map((silo) => make("p", { class: "warn" }, chip(silo.silo), ` ${silo.status === "answered" ? silo.detail : trouble(silo)}`,
       silo.status === "refused" && counting?.has(silo.silo) ? asker(silo.silo, query, above) : null)));
 }
 
-function nothing(answer) {
+function nothing(answer, state) {
   if (answer.offset) return null; // the pages say so
   if (!answer.silos.some((silo) => silo.status === "answered")) return make("p", { class: "notice bad" }, "No silo answered.");
   const unlikely = answer.below - answer.without_probability;
   const message = unlikely
-    ? `Nothing is ${percent(answer.threshold)} likely or more. ${several(unlikely, "hit")} would show below that.`
+    ? `No hit is ${percent(answer.threshold)} likely or more to be right; ${several(unlikely, "hit")} ${unlikely === 1 ? "is" : "are"} less likely.`
     : answer.without_probability
-      ? `${several(answer.without_probability, "hit")} without a probability: set the threshold to 0 to see them.`
+      ? `${several(answer.without_probability, "hit")} without a probability.`
       : answer.understood.parts.length ? "No silo holds a document that meets all of this." : "No silo holds a document with these words.";
-  return make("p", { class: "notice" }, message);
+  return make("p", { class: "notice doubt" }, message, answer.below ? [" ", link(state, { above: 0 }, {}, "Show all hits"), "."] : "");
 }
 
 function item(hit, query, probable, verdicts, words, may) {
@@ -318,7 +418,7 @@ function item(hit, query, probable, verdicts, words, may) {
   return make("li", { class: probable ? "hit" : "hit plain", tabindex: "-1" }, bar,
     make("div", { class: "found" },
       make("h2", {}, hit.title || hit.document),
-      make("p", { class: "where" }, chip(hit.silo), make("code", {}, hit.document), hit.date ? make("span", { class: "hint" }, hit.date) : null),
+      make("p", { class: "where" }, chip(hit.silo), hit.title && hit.title !== hit.document ? make("code", {}, hit.document) : null, hit.date ? make("span", { class: "hint" }, hit.date) : null),
       copies.length ? make("p", { class: "where also" }, "the same text: ", copies.map((copy) => [chip(copy.silo), make("code", {}, copy.document), copy.acts?.element])) : null,
       hit.snippet ? make("p", { class: "snippet" }, marked(hit.snippet, words))
         : make("p", { class: "snippet none" }, "This silo shows no text."),
@@ -327,37 +427,49 @@ function item(hit, query, probable, verdicts, words, may) {
 
 /** The snippet with the words of the query marked, but stop words; of a longer word the beginning is enough, as the index stems. */
 function marked(text, words) {
-  const stems = words.filter((word) => word.length > 3).map((word) => word.slice(0, Math.max(4, word.length - 3)));
+  const stems = words.filter((word) => word.length > 3).map((word) => word.slice(0, Math.max(4, word.length - 2)));
   const short = new Set(words.filter((word) => word.length < 4));
   const fits = (word) => short.has(word) || stems.some((stem) => word.startsWith(stem));
   return text.split(/([\p{L}\p{N}]+)/u).map((part) => (fits(part.toLowerCase()) ? make("mark", {}, part) : part));
 }
 
-function reasons(hit) {
-  const most = Math.max(...hit.explanation.map((part) => Math.abs(part.contribution)), 1e-9);
-  const sum = hit.explanation.reduce((total, part) => total + part.contribution, 0);
-  const logit = hit.probability > 0 && hit.probability < 1 ? Math.log(hit.probability / (1 - hit.probability)) : null;
-  const columns = [
-    ["retriever", (part) => part.retriever],
-    ["raw score", (part) => (part.raw === null ? (["start", "profile"].includes(part.retriever) ? "" : "not returned") : decimal(part.raw, 3))],
-    ["probability", (part) => percent(part.probability), (part) => part.probability],
-    ["weight", (part) => decimal(part.weight), (part) => part.weight],
-    [hit.probability === null ? "adds to the score" : "adds to the log-odds", (part) => pull(part.contribution, most)],
-  ].filter(([, , given]) => !given || hit.explanation.some((part) => given(part) !== null)); // what nobody knows is not asked
-  return make("div", {},
-    table("What every retriever said about this hit", columns.map(([head]) => head),
-      hit.explanation.map((part) => columns.map(([, cell]) => cell(part)))),
-    logit === null ? null : make("p", { class: "hint" },
-      `Together ${odds(sum)}; added to the start that all hits of this silo share, the log-odds are ${odds(logit)}, which is ${percent(hit.probability)}.`));
+const logit = (probability) => Math.log(probability) - Math.log1p(-probability);
+
+/** What a part is before its weight: the logit of the retriever's probability, or what a model makes of its scores. */
+function weighed(part) {
+  if (!part.weight) return "";
+  const own = part.probability === null ? part.contribution / part.weight : logit(Math.min(Math.max(part.probability, 1e-15), 1 - 1e-15));
+  const rest = part.contribution - own * part.weight; // of a document that the retriever did not return
+  return `${odds(own)} × ${decimal(part.weight)}${Math.abs(rest) < 0.005 ? "" : ` ${rest < 0 ? "" : "+"}${odds(rest)}`}`;
 }
 
+/** Every part of a hit's log-odds, or score, and their sum; what nobody knows is no column. */
+function reasons(hit) {
+  const known = hit.probability !== null && hit.probability !== undefined;
+  const most = Math.max(...hit.explanation.map((part) => Math.abs(part.contribution)), 1e-9);
+  const sum = hit.explanation.reduce((total, part) => total + part.contribution, 0);
+  const some = (key) => hit.explanation.some((part) => part[key] !== null);
+  const unit = known ? "log-odds" : "score";
+  const columns = [
+    ["part", (part) => [make("strong", {}, part.retriever), NAMES[part.retriever] ? make("span", { class: "hint" }, ` ${NAMES[part.retriever]}`) : ""], () => "together"],
+    some("raw") ? ["raw score", (part) => (part.raw === null ? (part.retriever in NAMES && !["bm25", "dense", "engine"].includes(part.retriever) ? "" : "not returned") : decimal(part.raw, 3))] : null,
+    some("probability") ? ["its probability", (part) => percent(part.probability)] : null,
+    some("weight") ? [some("probability") ? "logit × weight" : "value × weight", weighed] : null,
+    [`adds to the ${unit}`, (part) => pull(part.contribution, most), () => make("span", { class: "pull" }, make("strong", { class: "number" }, plus(sum)))],
+  ].filter(Boolean);
+  return make("div", {},
+    table("What every part adds", columns.map(([head]) => head), hit.explanation.map((part) => columns.map(([, cell]) => cell(part))),
+      columns.map(([, , total]) => (total ? total() : ""))),
+    make("p", { class: "hint" }, known ? `Log-odds of ${plus(sum)} are a probability of ${percent(hit.probability)}.` : `Together they are the score, ${odds(sum)}.`));
+}
+
+const plus = (value) => `${value < 0 ? "" : "+"}${odds(value)}`;
 const odds = (value) => (Math.abs(value) < 0.005 ? "0.00" : decimal(value));
 
 function pull(value, most) {
-  const half = `${(Math.abs(value) / most) * 50}%`;
   return make("span", { class: "pull" },
-    make("span", { class: "side" }, make("span", { class: `fill ${value < 0 ? "down" : "up"}`, width: half })),
-    make("span", { class: "number" }, `${value < 0 ? "" : "+"}${odds(value)}`));
+    make("span", { class: "side" }, make("span", { class: `fill ${value < 0 ? "down" : "up"}`, width: `${(Math.abs(value) / most) * 100}%` })),
+    make("span", { class: "number" }, plus(value)));
 }
 
 /** Right or wrong, as this person has it; pressed again it is taken back. `tell` shows what was judged before. */
@@ -367,7 +479,7 @@ function verdict(hit, query) {
   const tell = (relevant) => {
     current = relevant ?? null;
     for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.relevant === String(current)));
-    status.textContent = current === null ? "" : `kept by ${hit.silo} alone`;
+    status.textContent = current === null ? "" : `kept by ${hit.silo} only`;
   };
   const say = (relevant) => async () => {
     const wanted = relevant === current ? null : relevant;

@@ -40,12 +40,16 @@ export async function open(view, { signal, failed, may }) {
     draw("state", { ...learning, versions: learning.versions.length }, () => progress(learning, may("admin"), act));
     draw("versions", [learning.versions, learning.state === "running"], () => versions(learning, may("admin"), act));
   };
+  let lost = false; // whether the problem that is shown is that nothing was to be had
   while (!signal.aborted) {
     try {
       const [learning, run] = await Promise.all([api.learning(signal), api.training(signal)]);
+      if (lost) show(problem);
+      lost = false;
       drawLearning(learning);
       draw("rounds", run, rounds);
     } catch (error) {
+      lost = true;
       failed(error, problem);
     }
     await pause(EVERY, signal);
@@ -60,6 +64,7 @@ function progress(learning, admin, act) {
     ? `Learning since ${moment(learning.started)}${learning.stage ? `: ${learning.stage}` : ""}.`
     : !learning.versions.length
       ? "The silos have not learned yet. They learn from judgements: say right or wrong to hits, or import judgements with isthmus judgements import."
+        + (admin ? "" : " An administrator then lets them learn.")
       : learning.current && learning.current !== "none" ? `Searches use version ${learning.current}.` : "Searches use nothing that was learned.";
   return make("section", { class: "card", "aria-label": "Learning" },
     make("h2", {}, "Learning", admin ? make("button", {
@@ -82,8 +87,8 @@ function versions(learning, admin, act) {
         type: "button", "data-act": `use ${version.version}`, disabled: learning.state === "running", onclick: act(() => api.rollback(version.version)),
       }, "Use this one") : null),
     make("p", {}, verdict(version)),
-    make("p", { class: "hint" }, `${moment(version.learned)}${version.by ? `, by ${version.by}` : ""}; ${MODES[version.mode] ?? version.mode}.`),
-    version.record ? make("details", { "data-version": version.version, open: at === 0 || version.current }, make("summary", {}, "What was tried and measured"), record(version.record)) : null));
+    make("p", { class: "hint" }, `${moment(version.learned)}${version.by ? `, by ${version.by}` : ""}; ${MODES[version.mode] ?? version.mode}. What left each silo for it is under `, make("a", { href: "#/silos" }, "Silos"), "."),
+    version.record ? make("details", { "data-version": version.version, open: at === 0 || version.current }, make("summary", { "data-act": `see ${version.version}` }, "What was tried and measured"), record(version.record)) : null));
 }
 
 /** Adopted or not, and why, in a sentence. */
@@ -103,8 +108,9 @@ function record(record) {
   const names = Object.keys(record.models ?? {});
   return make("div", {}, record.models ? [
     make("p", { class: "hint" }, `${several(record.queries, "judged query", "judged queries")} with ${several(record.relevant, "relevant document")} in ${several(record.silos.length, "silo")}, `
-      + `${record.folds} folds; ${several(record.rows, "row")}, ${several(record.questions, "question")} to each silo, ${decimal(record.seconds, 1)} s.`),
-    table("Models tried, cross-validated", ["model", "parameters", "nDCG@10", "to the baseline", "helped", "hurt", "lost over 0.2 (bound)"], names.map((name) => {
+      + `${record.folds} folds; ${several(record.rows, "row")}, ${several(record.questions, "question")} to each silo, ${decimal(record.seconds, 1)} s. `
+      + "nDCG@10 says how good the first ten hits of a query are, from 0 to 1; no model is measured on queries that it has learned from."),
+    table("Models tried, cross-validated", ["model", "parameters", "nDCG@10", "to the baseline", "helped", "hurt", "lost over 0.2 (share, at most)"], names.map((name) => {
       const { parameters, difference, "nDCG@10": ndcg } = record.models[name];
       const mark = name === record.kind ? `${name} ✓` : name;
       return [make("span", { title: MODELS[name] }, mark), count(parameters), decimal(ndcg, 3),
@@ -120,14 +126,14 @@ function gains(record, names) {
   const rows = names.filter((name) => Number.isFinite(record.models[name].difference?.low)).map((name) => ({
     name, className: name === record.kind ? "accent" : "hue-7", ...record.models[name].difference,
   }));
-  return rows.length ? intervals(rows, "Difference of nDCG@10 to the baseline with its 95 % interval") : null;
+  return rows.length ? intervals(rows, "Difference of nDCG@10 to the baseline with its 95 % interval", "nDCG@10, difference to the baseline") : null;
 }
 
 /** Whether probabilities are meant: on queries that the calibration has not seen. */
 function honesty(calibration) {
-  const fixed = (number) => number?.toFixed(3) ?? "–";
-  const words = { before: "taking every list as whole", after: "as used" };
-  const rows = Object.entries(calibration).map(([name, each]) => [words[name] ?? name, fixed(each.ece), `${fixed(each.floor)}, 95 % below ${fixed(each.floor_high)}`, count(each.hits), percent(each.base_rate)]);
+  const points = (number) => (Number.isFinite(number) ? `${(100 * number).toFixed(1)} points` : "–");
+  const words = { before: "before those of unlike queries were lowered", after: "as used" };
+  const rows = Object.entries(calibration).map(([name, each]) => [words[name] ?? name, points(each.ece), `${points(each.floor)}, 95 % below ${points(each.floor_high)}`, count(each.hits), percent(each.base_rate)]);
   return rows.length ? table("Calibration of hits shown", ["probabilities", "off by (ECE)", "a perfect model", "hits", "right among them"], rows) : null;
 }
 

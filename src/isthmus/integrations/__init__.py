@@ -1,0 +1,1 @@
+"""A broker as a retriever of other libraries: LangChain, LlamaIndex, Haystack and PyTerrier."""

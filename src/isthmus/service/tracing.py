@@ -1,0 +1,140 @@
+"""Traces of searches by OpenTelemetry: a span in the broker, one for every silo it asks, one in that node.
+
+Off, and of no cost, unless `[tracing]` or OTEL_EXPORTER_OTLP_ENDPOINT says where spans go. A span says which
+silo, how it ended, how many hits and how long; never what was searched nor who did. A node takes the number
+of a trace from its peers alone, and nothing else that came with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from isthmus import __version__
+from isthmus.errors import MissingExtra
+from isthmus.service.settings import TracingSettings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Tracer
+
+PARENT = "traceparent"
+"""The header of a broker's search in a silo, as the W3C has it: trace, span, whether it is sampled."""
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+END_SECONDS = 2.0
+"""How long a process that ends waits until its last spans are sent."""
+Attributes = Mapping[str, str | int | float]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = logging.getLogger("isthmus.service")
+_tracer: Tracer | None = None
+
+
+def start_tracing(wanted: TracingSettings, role: str, name: str) -> None:
+    """Send spans of this process where the settings or OpenTelemetry's own variables say, if they do.
+
+    MissingExtra where the settings ask for it and the extra is not installed.
+    """
+    global _tracer
+    anywhere = wanted.endpoint or any(os.environ.get(each) for each in ENDPOINTS)
+    off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if not anywhere or off or os.environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
+        return
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+    except ImportError as error:
+        if wanted.endpoint:
+            raise MissingExtra("tracing", "sending traces") from error
+        _log.warning("no traces are sent: pip install 'isthmus[tracing]'")
+        return
+    about = {"service.version": __version__, "service.instance.id": name}
+    if "OTEL_SERVICE_NAME" not in os.environ:
+        about["service.name"] = f"isthmus-{role}"
+    sampler = ParentBasedTraceIdRatio(wanted.share) if wanted.share < 1 else None
+    provider = TracerProvider(sampler=sampler, resource=Resource.create(about), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=wanted.endpoint or None)))
+    _send_at_exit(provider)
+    _tracer = provider.get_tracer("isthmus", __version__)
+
+
+def _send_at_exit(provider: TracerProvider) -> None:
+    """Have the last spans sent when the process ends, which a collector that is gone does not hold up."""
+    ending = threading.Event()
+
+    def send() -> None:
+        ending.wait()
+        provider.shutdown()
+
+    sending = threading.Thread(target=send, name="traces", daemon=True)
+    sending.start()  # now: a process that ends starts no threads
+
+    @atexit.register
+    def end() -> None:
+        ending.set()
+        sending.join(END_SECONDS)
+
+
+def is_tracing() -> bool:
+    """Whether spans are sent."""
+    return _tracer is not None
+
+
+def trace_headers() -> dict[str, str]:
+    """The header by which a node's span becomes a child of the present one; none while traces are off."""
+    if _tracer is None:
+        return {}
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return {PARENT: carrier[PARENT]} if PARENT in carrier else {}
+
+
+def traced(
+    name: str,
+    before: Callable[..., Attributes],
+    after: Callable[[T], Attributes],
+    parent: Callable[..., str] = lambda *arguments, **named: "",
+) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
+    """A coroutine under a span: attributes from its arguments and from its result; `parent` is a `PARENT`."""
+
+    def decorate(work: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        @wraps(work)
+        async def under_span(*arguments: P.args, **named: P.kwargs) -> T:
+            if _tracer is None:
+                return await work(*arguments, **named)
+            from opentelemetry.trace import Status, StatusCode
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+            header = parent(*arguments, **named)
+            with _tracer.start_as_current_span(
+                name,
+                context=TraceContextTextMapPropagator().extract({PARENT: header}) if header else None,
+                attributes=before(*arguments, **named),
+                record_exception=False,  # the text of an exception may quote what was sent
+                set_status_on_exception=False,
+            ) as span:
+                try:
+                    result = await work(*arguments, **named)
+                except BaseException as error:
+                    late = isinstance(error, asyncio.CancelledError)
+                    span.set_attribute("isthmus.state", "late" if late else type(error).__name__)
+                    span.set_status(Status(StatusCode.ERROR))
+                    raise
+                span.set_attributes(after(result))
+                return result
+
+        return under_span
+
+    return decorate
