@@ -337,11 +337,6 @@ class TestSearch:
         assert "no probability yet" not in out
         assert "no probabilities: judge hits or import judgements, then run isthmus learn" in out
 
-    def test_of_fewer_silos_it_says_that_probabilities_can_be_too_high(self, ask):
-        warned = "probabilities were learned from all silos: with fewer they can be too high"
-        assert warned not in " ".join(ask()[1].split())
-        assert warned in " ".join(ask("--silos", "east")[1].split())
-
     def test_a_search_that_no_silo_answered_has_failed(self, ask, site, monkeypatch):
         for silo in site.silos.values():
             monkeypatch.setattr(silo, "hits", "no hits")

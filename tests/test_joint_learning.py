@@ -400,6 +400,26 @@ def test_silos_without_the_model_stand_by_the_baseline_and_never_last(scores, sh
     }
 
 
+def test_a_search_of_fewer_silos_has_the_probabilities_of_such():
+    """They are the node's own where it alone is searched; an older model has none, and the answer says so."""
+    single = dataclasses.replace(model().calibration, start=-2.0)
+    current = dataclasses.replace(model(), single=single, silos=3)
+    names, sure = ("a", "b", "c"), []
+    every = {
+        name: answer(name, [hit(name, "d", 0.5)], model="v2", scorer="learned", margins=[0.5], retrieved=[])
+        for name in names
+    }
+    for count in (1, 2, 3):
+        merger = Merger.of(current, "v2", {name: every[name] for name in names[:count]})
+        sure.append(merger.hits(every["a"])[0].probability)
+        assert not merger.overrated(3)
+    assert sure[0] < sure[1] < sure[2]
+    assert sure[0] == pytest.approx(float(single(np.array([0.5]), merger.profile)[0]))
+    older = Merger.of(model(), "v2", {"a": every["a"]})
+    assert older.overrated(3)
+    assert not older.overrated(1)
+
+
 def test_a_silos_own_ranker_is_left_as_it_is():
     rated = hit("own", "d", 1.0).model_copy(update={"probability": 0.7})
     own = answer("own", [rated], scorer="ranker")

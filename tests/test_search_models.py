@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from isthmus.asking import TooFew
 from isthmus.errors import ConfigError, DataError, ProtocolError
 from isthmus.learning import (
     COLUMNS,
+    OF_QUERY,
     RISING,
     BaselineScale,
     Difference,
@@ -42,6 +45,7 @@ from isthmus.learning.questions import (
     GainsOf,
     HitsByCell,
     LossSums,
+    OwnHitsByCell,
     RelevantOf,
 )
 from isthmus.learning.record import Honesty
@@ -136,13 +140,33 @@ def test_probabilities_of_hits_shown_are_honest():
     assert 0.2 < after.base_rate < 1
 
 
+def test_probabilities_of_one_silos_hits_are_honest_where_it_alone_is_searched():
+    """Of other queries. As hits of all silos they would promise something else."""
+    model, record = learned(dealt(made_rows(7, queries=200), 4), queries=[str(at) for at in range(200)])
+    assert record.calibration["one silo"].ece <= record.calibration["one silo"].floor_high
+    shares = {count: [] for count in (1, 4)}
+    for rows in dealt(made_rows(8, queries=200), 4).values():
+        margins = model.score(rows.table)
+        for start, end in pairwise(rows.bounds):
+            best = np.argsort(-margins[start:end])[:LIST] + start
+            profile = profile_of([margins[best]], rows.table[start, -len(OF_QUERY) :])
+            for count, promised in shares.items():
+                sure = model.probabilities(margins[best[:HITS]], profile, count)
+                promised.append((sure.sum(), rows.relevant[best[:HITS]].sum()))
+    promised, right = np.sum(shares[1], axis=0)
+    assert promised == pytest.approx(right, rel=0.1)
+    assert abs(np.sum(shares[4], axis=0)[0] - right) > 0.2 * right
+
+
 def test_silos_that_judge_the_wrong_way_round_are_weighed_down():
     silos = dealt(made_rows(7, queries=60, candidates=160, strength=3.0), 8)
     for name in ("silo2", "silo5"):
         silos[name].relevant = 1 - silos[name].relevant
         counts = np.bincount(silos[name].query, silos[name].relevant, 60)
         silos[name].targets = counts.astype(float)
-    honest = {name: rows for name, rows in silos.items() if name not in ("silo2", "silo5")}
+    honest = {name: copy(rows) for name, rows in silos.items() if name not in ("silo2", "silo5")}
+    for place, rows in enumerate(honest.values()):
+        rows.place = place
     plain, weighed, alone = (learned(silos), learned(silos, mode="fedrisk"), learned(honest))
     assert {name for name, weight in weighed[1].weights.items() if weight < 0.05} == {"silo2", "silo5"}
     assert min(weighed[1].risks[name] for name in ("silo2", "silo5")) > weighed[1].risks["silo0"]
@@ -229,12 +253,37 @@ def test_a_group_of_hits_of_few_queries_is_refused():
     assert hits == 41
 
 
+def test_hits_of_own_lists_are_counted_by_silo_and_in_groups_of_many_queries():
+    """Other silos' hits have no place among them; lists of one query in many silos are one query's."""
+    silos = dealt(made_rows(), 3)
+    scale = np.zeros(len(COLUMNS)), np.ones(len(COLUMNS))
+    ones = np.where(np.isin(COLUMNS, "bm25"), 1.0, 0.0)[None]
+    cells = np.full((3 * 60, HITS), -1.0)
+    for at in range(3):
+        cells[60 * at : 60 * (at + 1), :2] = at
+    totals = in_memory(silos).sum(OwnHitsByCell(*scale, ones, cells)).reshape(2, -1)
+    assert totals[0].tolist() == [120.0, 120.0, 120.0]
+    first = np.where(np.arange(HITS) < 2, 0.0, -1.0) * np.ones((60, 1))
+    for at, name in enumerate(sorted(silos)):
+        own = silos[name].answer(asked(silos[name], HitsByCell, first))
+        assert totals[:, at].tolist() == own.tolist()
+    silos["silo1"].least = 5
+    few = np.full((3 * 60, HITS), -1.0)
+    few[[0, 1, 60, 61, 120, 121]] = 0
+    with pytest.raises(ProtocolError, match="fewer than 5"):
+        silos["silo1"].answer(OwnHitsByCell(*scale, ones, few))
+    for wrong in (cells[:60], cells[:-1], cells[:, :3]):
+        with pytest.raises(ProtocolError, match="another session"):
+            silos["silo1"].answer(OwnHitsByCell(*scale, ones, wrong))
+
+
 def test_learning_never_asks_for_a_group_of_few_queries():
     silos = dealt(made_rows(), 3)
     for rows in silos.values():
         rows.least = 10
     _, record = learned(silos)
     assert record.calibration["after"].hits == 60 * HITS
+    assert record.calibration["one silo"].hits == 3 * 60 * HITS
 
 
 # the guard
@@ -290,7 +339,8 @@ def a_model():
         *(np.full(6, 0.5), np.full(6, 0.2), np.array([0.1, 0.0, 0.2, 0.1, 0.0, 0.1])),
     )
     return SearchModel(
-        "linear", Weights(np.full(size, 0.2), np.full(size, 2.0), np.full(size, 0.5), 0.25), line, "encoder-1"
+        *("linear", Weights(np.full(size, 0.2), np.full(size, 2.0), np.full(size, 0.5), 0.25), line),
+        *("encoder-1", {}, None, 0.0, replace(line, base=0.1, start=-3.0), 4),
     )
 
 
@@ -303,16 +353,29 @@ def test_a_saved_model_is_the_same(tmp_path):
         margins = other.score(table)
         np.testing.assert_array_equal(margins, model.score(table))
         profile = np.full(6, 0.4)
-        np.testing.assert_array_equal(
-            other.probabilities(margins, profile), model.probabilities(margins, profile)
-        )
+        for silos in (None, 4, 3, 1):
+            np.testing.assert_array_equal(
+                other.probabilities(margins, profile, silos), model.probabilities(margins, profile, silos)
+            )
         assert (other.kind, other.encoder) == ("linear", "encoder-1")
     assert replace(model, calibration=None).probabilities(np.zeros(1), np.zeros(6)) is None
+
+
+def test_the_fewer_silos_answer_the_less_probable_is_a_hit():
+    model, margins, profile = a_model(), np.array([2.0, 0.5]), np.full(6, 0.4)
+    by_silos = [model.probabilities(margins, profile, silos) for silos in (0, 1, 2, 3, 4, 5)]
+    assert (np.diff(by_silos[1:5], axis=0) > 0).all()
+    np.testing.assert_array_equal(by_silos[0], model.single(margins, profile))
+    np.testing.assert_array_equal(by_silos[1], by_silos[0])
+    np.testing.assert_array_equal(by_silos[5], model.calibration(margins, profile))
+    older = replace(model, single=None, silos=1)
+    np.testing.assert_array_equal(older.probabilities(margins, profile, 1), by_silos[5])
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
+        lambda model: replace(model, single=replace(model.single, slope=-1.0)),
         lambda model: replace(model, score=replace(model.score, weights=-model.score.weights)),
         lambda model: replace(model, score=replace(model.score, scale=model.score.scale * 0)),
         lambda model: replace(model, score=replace(model.score, centre=model.score.centre * np.inf)),

@@ -156,12 +156,11 @@ def test_probabilities_a_threshold_and_the_silo_without_the_model(federation, br
         remark = page.locator(".status .warn", has_text=UNLEARNED).inner_text()
         assert "current model" in remark
         assert page.get_by_text("No judged query is like this one").count() == 0
-        assert page.get_by_text("with fewer they can be too high").count() == 0
+        assert page.get_by_text("Percentages are too high").count() == 0
         searched(page, "north3 south7 west9")
         page.get_by_text("No judged query is like this one").wait_for()
         best = max(float(text.strip("<> %")) for text in page.locator(".chance .number").all_inner_texts())
-        assert best >= 50
-        assert page.get_by_text("No hit here is likely").count() == 0
+        assert page.get_by_text("No hit here is likely").count() == (best < 50)
         page.goto(f"http://127.0.0.1:{federation.port}/#/search?q=-north3")  # by date, without percentages
         page.locator(".status", has_text="ranked by date").wait_for()
         assert page.get_by_text("No judged query is like this one").count() == 0
@@ -182,7 +181,8 @@ def test_probabilities_a_threshold_and_the_silo_without_the_model(federation, br
         page.go_back()  # all steps of the slider are one
         page.wait_for_function("() => !location.hash.includes('above')")
         page.goto(f"http://127.0.0.1:{federation.port}/#/search?q=tide+wave+silo:north")
-        page.get_by_text("with fewer they can be too high").wait_for()
+        page.locator(".chance .number").first.wait_for()
+        assert page.get_by_text("Percentages are too high").count() == 0
         page.goto(f"http://127.0.0.1:{federation.port}/#/silos")
         page.locator(f"section[aria-label={UNLEARNED}]", has_text="current model").wait_for()
         page.goto(f"http://127.0.0.1:{federation.port}/#/training")

@@ -136,7 +136,7 @@ def _search(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(answer.model_dump())
     else:
-        show(answer, page=arguments.page, facets=arguments.facets, some=silos is not None)
+        show(answer, page=arguments.page, facets=arguments.facets)
     return 0 if any(silo.status == "answered" for silo in answer.silos) else 1
 
 
@@ -168,8 +168,8 @@ def _count_line(silo: SiloCount, threshold: float) -> str:
     return f"{answer.count:>6,} ({answer.low:,} to {answer.high:,}) {what}; {cost}"
 
 
-def show(answer: Answer, *, page: int = 1, facets: bool = False, some: bool = False) -> None:
-    """The answer for a person; `some` where not all silos were to be asked."""
+def show(answer: Answer, *, page: int = 1, facets: bool = False) -> None:
+    """The answer for a person."""
     from rich.console import Console
 
     width = shutil.get_terminal_size((100, 24)).columns
@@ -191,9 +191,8 @@ def show(answer: Answer, *, page: int = 1, facets: bool = False, some: bool = Fa
             console.print(f"  nothing here is {SURE:.0%} likely: the best hit has {max(rated):.2f}")
         if answer.hits and answer.unlike:
             console.print("  no judged query is like this one: probabilities are rough, high ones lowered")
-        parts = answer.understood.parts if answer.understood else []
-        if rated and (some or any(part.kind in ("silo", "other_silo") for part in parts)):
-            console.print("  probabilities were learned from all silos: with fewer they can be too high")
+        if answer.overrated:
+            console.print("  probabilities are too high: learned from all silos; learn again")
         if answer.hits and not answer.unlike and scorers != {"date"} and not rated:
             console.print("  no probabilities: judge hits or import judgements, then run isthmus learn")
     print(text.get(), end="")

@@ -185,8 +185,9 @@ def facts_of(version: LearnedVersion) -> dict[str, object]:
         facts["judged queries"] = f"{record['queries']:,} of {several(len(record['silos']), 'silo')}"
         if record.get("queries_needed"):
             facts["might gain with"] = f"{record['queries_needed']:,} judged queries"
-        honest = record["calibration"]["after"]
-        facts["calibration error"] = f"{honest['ece']:.3f}, of a perfect model {honest['floor']:.3f}"
+        for when, name in (("after", "calibration error"), ("one silo", "where one silo is searched")):
+            if honest := record["calibration"].get(when):
+                facts[name] = f"{honest['ece']:.3f}, of a perfect model {honest['floor']:.3f}"
     for silo, reason in record.get("left_out", {}).items():
         facts[f"without {plain(silo)}"] = plain(reason)
     return facts

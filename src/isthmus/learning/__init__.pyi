@@ -31,6 +31,7 @@ from isthmus.learning.questions import HitsByCell as HitsByCell
 from isthmus.learning.questions import JudgedRows as JudgedRows
 from isthmus.learning.questions import LearningQuestion as LearningQuestion
 from isthmus.learning.questions import LossSums as LossSums
+from isthmus.learning.questions import OwnHitsByCell as OwnHitsByCell
 from isthmus.learning.questions import OwnModel as OwnModel
 from isthmus.learning.questions import QueryColumns as QueryColumns
 from isthmus.learning.questions import RelevantOf as RelevantOf

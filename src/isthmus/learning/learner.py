@@ -38,6 +38,7 @@ from isthmus.learning.questions import (
     HitsByCell,
     LearningQuestion,
     LossSums,
+    OwnHitsByCell,
     OwnModel,
     QueryColumns,
     RelevantOf,
@@ -60,7 +61,10 @@ SHORTEST = 0.05
 """Of judged queries: what these say of shorter ones is too little to rank them by."""
 ROUNDING = 1e-3
 """By which totals under masks may be off."""
+ONE_SILO = "one silo"
+"""In a record: how honest probabilities are where one silo is searched."""
 MODES = (SUMS, FEDRISK) = "sums", "fedrisk"
+_COUNTED = (LossSums, GainsOf, HitsByCell, OwnHitsByCell, RelevantOf)
 _BM25, _DENSE = (COLUMNS.index(name) for name in RETRIEVERS)
 _SHOWS_HITS = "its best hits' margins, as any search does"
 
@@ -135,7 +139,7 @@ class _Session:
     def sum(self, question: LearningQuestion) -> FloatArray:
         """Over silos; rows of each count as much as its weight where they are weighed."""
         weights = self.weighed.weights
-        if not weights or not isinstance(question, (LossSums, GainsOf, HitsByCell, RelevantOf)):
+        if not weights or not isinstance(question, _COUNTED):
             return self.silos.sum(question)
         by_name = np.array([weights[name] for name in sorted(self.silos.names)])
         return self.silos.sum(replace(question, silo_weights=by_name))
@@ -177,7 +181,7 @@ def learn(
     choice = choose(judged, None if groups is None else groups[counted])
     report(f"chose {choice.kind}: {choice.why}")
     nearest = choice.differences.get(choice.best)
-    calibration, honesty = _calibrated(session, models[choice.kind].by_fold, rankings[choice.kind].margins)
+    calibrated, honesty = _calibrated(session, models[choice.kind].by_fold, rankings[choice.kind])
     score = Weights(session.centre, session.scale, models[choice.kind].whole)
     record = Record(
         adopted=choice.adopted,
@@ -200,8 +204,8 @@ def learn(
         questions=counting.questions,
     )
     about = {"queries": len(queries), "rows": int(rows), "relevant": int(relevant), "mode": options.mode}
-    model = SearchModel(choice.kind, score, calibration, baseline.encoder, about)
-    replaced = _replaced(session, model, rankings[BASELINE].margins)
+    model = SearchModel(choice.kind, score, encoder=baseline.encoder, about=about, **calibrated)
+    replaced = _replaced(session, model, rankings[BASELINE])
     return replace(model, baseline=replaced, least_words=_least_words(session)), record
 
 
@@ -211,13 +215,13 @@ def _least_words(session: _Session) -> float:
     return float(np.exp(np.quantile(words, SHORTEST, method="lower"))) if len(words) else 0.0
 
 
-def _replaced(session: _Session, model: SearchModel, best: FloatArray) -> SearchModel:
+def _replaced(session: _Session, model: SearchModel, ranking: _Ranking) -> SearchModel:
     """The baseline, calibrated on its own lists, for hits of silos that have not the model."""
     if model.kind == BASELINE:
         return model
     weights = session.baseline.weights
-    line, _ = _calibrated(session, weights[None], best)
-    return SearchModel(BASELINE, replace(model.score, weights=weights), line, model.encoder)
+    calibrated, _ = _calibrated(session, weights[None], ranking)
+    return SearchModel(BASELINE, replace(model.score, weights=weights), encoder=model.encoder, **calibrated)
 
 
 class _Counting:
@@ -289,9 +293,11 @@ def _check_totals(totals: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class _Ranking:
-    """The merged lists of all queries under a model, and nDCG@10 in the order of outcomes."""
+    """The lists of all queries under a model, of every silo in the order of names and merged, and nDCG@10
+    in the order of outcomes."""
 
     values: FloatArray
+    by_silo: tuple[FloatArray, ...]
     margins: FloatArray
 
 
@@ -300,28 +306,49 @@ def _ranked(session: _Session, weights: FloatArray) -> _Ranking:
     scale = (session.centre, session.scale)
     size = len(session.fold) * LIST
     margins = collected(session.silos, BestMargins(*scale, weights), size, shows=_SHOWS_HITS)
-    best = merged([each.reshape(-1, LIST) for each in margins.values()])
+    by_silo = tuple(margins[name].reshape(-1, LIST) for name in sorted(margins))
+    best = merged(by_silo)
     gains = _check_totals(session.sum(GainsOf(*scale, weights, best)))
     places = np.clip(np.round(session.relevant), 0, HITS).astype(np.int64)
     ideal = np.concatenate(([0.0], np.cumsum(DISCOUNTS)))[places]
-    return _Ranking(np.divide(gains, ideal, out=np.zeros(len(gains)), where=ideal > 0), best)
+    return _Ranking(np.divide(gains, ideal, out=np.zeros(len(gains)), where=ideal > 0), by_silo, best)
 
 
 def _calibrated(
-    session: _Session, weights: FloatArray, best: FloatArray
-) -> tuple[HitCalibration, dict[str, Honesty]]:
-    """The calibration of the hits of merged lists, from totals over groups of them."""
+    session: _Session, weights: FloatArray, ranking: _Ranking
+) -> tuple[dict[str, Any], dict[str, Honesty]]:
+    """The calibrations of the hits of merged lists and of every silo's own, as a model has them; and how
+    honest they are."""
+    ranked, silos = (session.centre, session.scale, weights), len(ranking.by_silo)
     session.report("calibration of hits shown")
+    whole, honesty = _fitted(
+        session, (ranking.margins,), lambda cells: HitsByCell(*ranked, ranking.margins, cells)
+    )
+    if silos == 1:
+        return {"calibration": whole}, honesty
+    session.report("calibration of hits shown where one silo is searched")
+    single, of_single = _fitted(session, ranking.by_silo, lambda cells: OwnHitsByCell(*ranked, cells))
+    honesty |= {ONE_SILO: of_single["after"]} if of_single else {}
+    return {"calibration": whole, "single": single, "silos": silos}, honesty
+
+
+def _fitted(
+    session: _Session, lists: Sequence[FloatArray], asks: Callable[[FloatArray], LearningQuestion]
+) -> tuple[HitCalibration, dict[str, Honesty]]:
+    """The calibration of the hits of tables of lists, each with one of every query, from totals over groups
+    of them."""
+    best, times = np.concatenate(lists), len(lists)
     some = np.isfinite(best[:, 0])
 
     def totals(cells: IntArray) -> FloatArray:
         every = np.full((len(best), HITS), float(NO_CELL))
         every[some] = cells
-        question = HitsByCell(session.centre, session.scale, weights, best, every)
-        return _check_totals(session.sum(question)).reshape(2, -1).T
+        return _check_totals(session.sum(asks(every))).reshape(2, -1).T
 
-    lists = RankedLists(best[some], session.of_query[some], session.fold[some])
-    return session.options.calibrate(lists, totals, session.options.least_queries)
+    of_query, fold = np.tile(session.of_query, (times, 1)), np.tile(session.fold, times)
+    ranked = RankedLists(best[some], of_query[some], fold[some])
+    least = times * session.options.least_queries  # lists of so many queries, as each has one in every table
+    return session.options.calibrate(ranked, totals, least)
 
 
 # models

@@ -177,15 +177,46 @@ class SearchModel:
     baseline: Self | None = None
     """What it replaces, calibrated on the same queries: for hits of silos that have not this model."""
     least_words: float = 0.0
+    single: HitCalibration | None = None
+    """Of the hits of one silo's own list: relevant ones are elsewhere more often."""
+    silos: int = 1
+    """Whose merged lists `calibration` is of."""
 
     def of_query(self, ln_words: float) -> Self:
         """The model for a query of so many words, by the logarithm that `columns.OF_QUERY` has of them."""
         short = self.baseline is not None and ln_words < np.log(max(self.least_words, 1e-9)) - 1e-9
         return self.baseline if self.baseline is not None and short else self
 
-    def probabilities(self, margins: FloatArray, profile: FloatArray) -> FloatArray | None:
-        """Of a query's hits, from its profile over all silos; None before anything was judged."""
-        return None if self.calibration is None else self.calibration(margins, profile)
+    def probabilities(
+        self, margins: FloatArray, profile: FloatArray, silos: int | None = None
+    ) -> FloatArray | None:
+        """Of a query's hits, from its profile over so many silos, or all; None before anything was judged.
+
+        Between one silo and all, log-odds are between those of one and of all.
+        """
+        from scipy.special import expit, logit
+
+        if self.calibration is None:
+            return None
+        whole, missing = self.calibration(margins, profile), self._missing(silos)
+        if self.single is None or not missing:
+            return whole
+        single = self.single(margins, profile)
+        if missing == 1:
+            return single
+        return np.asarray(expit(missing * logit(single) + (1 - missing) * logit(whole)))
+
+    def likeness(self, profile: FloatArray, silos: int | None = None) -> float:
+        """How much like those of judged queries a query's list over so many silos is, between 0 and 1."""
+        missing = self._missing(silos)
+        lines = ((self.calibration, 1 - missing), (self.single, missing))
+        return sum(share * float(line.likeness(profile)) if line else share for line, share in lines)
+
+    def _missing(self, silos: int | None) -> float:
+        """The share of silos that were not searched, of all but one."""
+        if silos is None or self.silos < 2:
+            return 0.0
+        return min(max((self.silos - silos) / (self.silos - 1), 0.0), 1.0)
 
     def evidence(self, table: FloatArray) -> Mapping[str, FloatArray]:
         """What each retriever's columns add to the margin of every row."""
@@ -210,13 +241,16 @@ class SearchModel:
         }
         arrays: dict[str, FloatArray] = {}
         for prefix, model in (("", self), ("baseline.", self.baseline)):
-            if model is not None:
-                header |= {f"{prefix}kind": model.kind, f"{prefix}start": model.score.start}
-                arrays |= {f"{prefix}score.{name}": getattr(model.score, name) for name in _ARRAYS}
-                if (line := model.calibration) is not None:
-                    header[f"{prefix}calibration"] = {name: getattr(line, name) for name in _REALS}
-                    arrays |= {f"{prefix}profile.{name}": getattr(line, name) for name in _ARRAYS}
-                    arrays |= {f"{prefix}{name}": getattr(line, name) for name in _CURVE}
+            if model is None:
+                continue
+            header |= {f"{prefix}kind": model.kind, f"{prefix}start": model.score.start}
+            header |= {f"{prefix}silos": model.silos}
+            arrays |= {f"{prefix}score.{name}": getattr(model.score, name) for name in _ARRAYS}
+            for part, line in ((prefix, model.calibration), (f"{prefix}single.", model.single)):
+                if line is not None:
+                    header[f"{part}calibration"] = {name: getattr(line, name) for name in _REALS}
+                    arrays |= {f"{part}profile.{name}": getattr(line, name) for name in _ARRAYS}
+                    arrays |= {f"{part}{name}": getattr(line, name) for name in _CURVE}
         return SavedModel(header, arrays)
 
     @classmethod
@@ -241,29 +275,36 @@ class SearchModel:
 
 
 def _parts(saved: SavedModel, prefix: str) -> dict[str, Any]:
-    """Kind, score and calibration of a saved model, checked."""
+    """Kind, score and calibrations of a saved model, checked."""
     header, arrays = saved.header, saved.arrays
     if header[f"{prefix}kind"] not in KINDS:
         raise ValueError("a model of an unknown kind")
     score = Weights(start=_real(header[f"{prefix}start"]), **_columns(arrays, f"{prefix}score", len(COLUMNS)))
     if (score.weights[_RISING] < 0).any():
         raise ValueError("a model whose score falls where a document has more of the query's words")
-    line = None
-    if f"{prefix}calibration" in header:
-        numbers: dict[str, Any] = {name: _real(header[f"{prefix}calibration"][name]) for name in _REALS}
-        shares = [numbers[name] for name in ("base", "above")]
-        if min(numbers["slope"], numbers["share"]) < 0 or not 0 <= min(shares) <= max(shares) <= 1:
-            raise ValueError("a calibration that is none")
-        if not min(numbers[name] for name in ("spread", "reach", "width")) >= 1 / LARGEST:
-            raise ValueError("a calibration that is none")
-        knots, slopes = (np.asarray(arrays[f"{prefix}{name}"], dtype=np.float64) for name in _CURVE)
-        if (len(knots), len(slopes)) != (KNOTS, KNOTS + 1) or not (np.diff(knots) >= 0).all():
-            raise ValueError("a curve that is none")
-        if not (np.abs(knots) <= LARGEST).all() or not ((slopes >= 0) & (slopes <= LARGEST)).all():
-            raise ValueError("a curve that falls where evidence rises")
-        numbers |= {"knots": knots, "slopes": slopes, **_columns(arrays, f"{prefix}profile", len(PROFILE))}
-        line = HitCalibration(**numbers)
-    return {"kind": str(header[f"{prefix}kind"]), "score": score, "calibration": line}
+    calibrated = {"calibration": _line(saved, prefix), "single": _line(saved, f"{prefix}single.")}
+    silos = int(_real(header.get(f"{prefix}silos", 1)))
+    return {"kind": str(header[f"{prefix}kind"]), "score": score, "silos": silos, **calibrated}
+
+
+def _line(saved: SavedModel, part: str) -> HitCalibration | None:
+    """One of a saved model's calibrations, checked."""
+    header, arrays = saved.header, saved.arrays
+    if f"{part}calibration" not in header:
+        return None
+    numbers: dict[str, Any] = {name: _real(header[f"{part}calibration"][name]) for name in _REALS}
+    shares = [numbers[name] for name in ("base", "above")]
+    if min(numbers["slope"], numbers["share"]) < 0 or not 0 <= min(shares) <= max(shares) <= 1:
+        raise ValueError("a calibration that is none")
+    if not min(numbers[name] for name in ("spread", "reach", "width")) >= 1 / LARGEST:
+        raise ValueError("a calibration that is none")
+    knots, slopes = (np.asarray(arrays[f"{part}{name}"], dtype=np.float64) for name in _CURVE)
+    if (len(knots), len(slopes)) != (KNOTS, KNOTS + 1) or not (np.diff(knots) >= 0).all():
+        raise ValueError("a curve that is none")
+    if not (np.abs(knots) <= LARGEST).all() or not ((slopes >= 0) & (slopes <= LARGEST)).all():
+        raise ValueError("a curve that falls where evidence rises")
+    numbers |= {"knots": knots, "slopes": slopes, **_columns(arrays, f"{part}profile", len(PROFILE))}
+    return HitCalibration(**numbers)
 
 
 _ARRAYS, _CURVE = ("centre", "scale", "weights"), ("knots", "slopes")

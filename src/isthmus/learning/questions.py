@@ -158,6 +158,16 @@ class HitsByCell(Ranked):
 
 
 @dataclass(frozen=True, eq=False)
+class OwnHitsByCell(Standardised):
+    """As `HitsByCell`, of every silo's own lists, which other silos have no place in; `cells` has the rows
+    of all queries in the first silo, in the order of names, then of those in the next."""
+
+    weights: FloatArray
+    cells: FloatArray
+    silo_weights: FloatArray = field(default_factory=_unweighed)
+
+
+@dataclass(frozen=True, eq=False)
 class OwnModel(Standardised):
     """The weights of the columns in a model of this silo's judgements alone, fitted with these penalties to
     the features of `LossSums`; collected, in the mode that weighs silos. It is for examination, not for use:
@@ -181,7 +191,7 @@ _KINDS: Mapping[str, type[LearningQuestion]] = {
     kind.__name__: kind
     for kind in (
         *(Start, FoldsOf, QueryColumns, RelevantOf, ColumnMoments, LossSums),
-        *(BestMargins, GainsOf, HitsByCell, OwnModel, CrossExamination),
+        *(BestMargins, GainsOf, HitsByCell, OwnHitsByCell, OwnModel, CrossExamination),
     )
 }
 
@@ -303,7 +313,9 @@ class JudgedRows:
             case GainsOf():
                 return self._gains(question)
             case HitsByCell():
-                return self._by_cell(question)
+                return self._by_cell(question, 1 + int(question.cells.max()))
+            case OwnHitsByCell():
+                return self._by_cell(self._own_lists(question), 1 + int(question.cells.max()))
             case OwnModel():
                 return self._own_model(question)
             case CrossExamination():
@@ -324,7 +336,7 @@ class JudgedRows:
             self._columns = key, standardised(self.table, centre, scale)
         return self._columns[1]
 
-    def _margins(self, question: BestMargins | Ranked) -> FloatArray:
+    def _margins(self, question: BestMargins | Ranked | OwnHitsByCell) -> FloatArray:
         columns = self._standardised(question.centre, question.scale)
         weights = question.weights
         if len(weights) == 1:
@@ -350,10 +362,17 @@ class JudgedRows:
         gains = np.bincount(self.query[rows], self.relevant[rows] * (share @ DISCOUNTS), self.queries)
         return np.asarray(self._weight(question) * gains[self.order])
 
-    def _by_cell(self, question: HitsByCell) -> FloatArray:
+    def _own_lists(self, question: OwnHitsByCell) -> HitsByCell:
+        """The same question about lists that have this silo's hits alone."""
+        best = self._best(self._margins(question)).reshape(-1, LIST)
+        cells = question.cells.reshape(-1, self.queries, HITS)[self.place]
+        scale = question.centre, question.scale, question.weights
+        return HitsByCell(*scale, best, cells, question.silo_weights)
+
+    def _by_cell(self, question: HitsByCell, size: int) -> FloatArray:
         rows, share = self._placed(question)
         cells = question.cells.astype(np.int64)[self.query[rows]]
-        used, size = cells >= 0, 1 + int(question.cells.max())
+        used = cells >= 0
         right = share * self.relevant[rows, None]
         sums = [np.bincount(cells[used], each[used], size) for each in (share, right)]
         return np.asarray(self._weight(question) * np.concatenate(sums))
@@ -421,19 +440,20 @@ class JudgedRows:
                 raise ProtocolError("more fits than one question has")
         if isinstance(question, LossSums) and len(question.folds) != len(question.thetas):
             raise ProtocolError("fits and folds of different numbers")
-        if isinstance(question, (BestMargins, Ranked)) and len(question.weights) not in (
+        if isinstance(question, (BestMargins, Ranked, OwnHitsByCell)) and len(question.weights) not in (
             1,
             1 + int(self.fold.max(initial=0)),
         ):
             raise ProtocolError("weights for other folds than there are")
-        if isinstance(question, HitsByCell):
+        if isinstance(question, (HitsByCell, OwnHitsByCell)):
             self._check_cells(question.cells)
 
     def _check_cells(self, cells: FloatArray) -> None:
         if (cells != np.round(cells)).any() or not -1 <= cells.min() <= cells.max() < MOST_CELLS:
             raise ProtocolError("groups of hits that have no number")
         query, place = np.nonzero(cells >= 0)
-        pairs = np.unique(np.stack((cells[query, place].astype(np.int64), query)), axis=1)
+        group, query = cells[query, place].astype(np.int64), query % self.queries
+        pairs = np.unique(np.stack((group, query)), axis=1)
         sizes = np.bincount(pairs[0])
         if len(sizes) and sizes.min() < self.least:
             raise ProtocolError(f"a group of hits of fewer than {self.least} queries")
@@ -452,6 +472,9 @@ class JudgedRows:
                 sizes = {"weights": (None, columns), "best": (queries, LIST)}
                 cells = {"cells": (queries, HITS)} if isinstance(question, HitsByCell) else {}
                 return {**_scale(columns), **sizes, **cells, **_WEIGHTS}
+            case OwnHitsByCell():
+                lists = max(len(question.cells) // max(queries, 1), self.place + 1) * queries
+                return {**_scale(columns), "weights": (None, columns), "cells": (lists, HITS), **_WEIGHTS}
             case OwnModel():
                 width = 2 + int((question.used > 0).sum())
                 return {**_scale(columns), "lead": (columns,), "used": (columns,), "penalty": (width,)}

@@ -353,6 +353,8 @@ def _quality(answer: wire.Answer) -> str:
     line += f" About {sum(rated):.1f} of these hits are expected to be relevant."
     if answer.unlike:
         line += " No judged query is like this one: probabilities are rough, and high ones lowered."
+    if answer.overrated:
+        line += " Probabilities are too high: not all silos answered, from which they were learned."
     return line
 
 

@@ -489,6 +489,7 @@ class Broker:
         apart = {status.silo for status in statuses if status.scorer == ENGINE}
         merged = group_copies(in_order(lists, last=_odd_ones(statuses), apart=apart))
         threshold = max(request.threshold, self.settings.threshold)
+        rated = merger is not None and any(group[0].probability for group in merged)
         likely = [group for group in merged if (group[0].probability or 0.0) >= threshold]
         uncalibrated = sum(first.probability is None for first, *_ in merged) if threshold > 0 else 0
         end = min(request.offset + request.k, wire.MOST_HITS)
@@ -499,7 +500,8 @@ class Broker:
             below=len(merged) - len(likely),
             without_probability=uncalibrated,
             model="" if merger is None else merger.version,
-            unlike=merger is not None and merger.unlike and any(each.probability for each, *_ in merged),
+            unlike=merger is not None and rated and merger.unlike,
+            overrated=merger is not None and rated and merger.overrated(len(self.silos)),
             understood=understood_query(query, unknown_silos(query, self.silos)),
             offset=request.offset,
             more=end < wire.MOST_HITS and (len(likely) > end or has_more(lists, end, threshold)),

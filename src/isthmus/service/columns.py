@@ -183,7 +183,7 @@ class ModelScorer:
         order = best_first(candidates, margins)
         order = order[eligible(snapshot, candidates, self.model.encoder)[order]]
         profile = profile_of([margins[order[:LIST]]], table[0, -len(OF_QUERY) :])
-        return Scored(order, margins, model.probabilities(margins, profile), table)
+        return Scored(order, margins, model.probabilities(margins, profile, silos=1), table)
 
     def alone(self, snapshot: Snapshot, candidates: QueryCandidates) -> FloatArray:
         """The probability of every candidate in a list of the usual shape: no other candidate changes it.

@@ -33,6 +33,7 @@ from isthmus.learning import (
     JudgedRows,
     LearningQuestion,
     LossSums,
+    OwnHitsByCell,
     OwnModel,
     QueryColumns,
     RelevantOf,
@@ -52,6 +53,7 @@ TIMES: Mapping[type[LearningQuestion], int] = {
     CrossExamination: 1,
     GainsOf: 20,
     HitsByCell: 40,
+    OwnHitsByCell: 40,
 }
 """How often an honest session has a question at most; a ranking for every model and share that is tried."""
 SUBSTANTIAL = 0.1
@@ -89,12 +91,12 @@ class GuardedRows(JudgedRows):
         self._counts[kind] = self._counts.get(kind, 0) + 1
         if self._left < 0 or self._counts[kind] > TIMES.get(kind, MOST_QUESTIONS):
             raise ProtocolError("more questions than a session has")
-        if isinstance(question, (LossSums, GainsOf, HitsByCell, RelevantOf)):
+        if isinstance(question, (LossSums, GainsOf, HitsByCell, OwnHitsByCell, RelevantOf)):
             self._check_weights(question.silo_weights)
         if isinstance(question, LossSums):
             self._check_by_query(question.by_query)
         answer = super().answer(question)
-        if isinstance(question, (GainsOf, HitsByCell)) and not self._is_crowded(question):
+        if isinstance(question, (GainsOf, HitsByCell, OwnHitsByCell)) and not self._is_crowded(question):
             return np.zeros_like(answer)
         return answer
 
@@ -128,9 +130,9 @@ class GuardedRows(JudgedRows):
             raise ProtocolError("queries count by their relevant documents, and by nothing else")
         self._by_query = by_query
 
-    def _is_crowded(self, question: GainsOf | HitsByCell) -> bool:
+    def _is_crowded(self, question: GainsOf | HitsByCell | OwnHitsByCell) -> bool:
         """Whether a ranking shows hits of enough judged queries."""
-        rows, _ = self._placed(question)
+        rows, _ = self._placed(self._own_lists(question) if isinstance(question, OwnHitsByCell) else question)
         return len(np.unique(self.query[rows][self._crowd[self.query[rows]]])) >= self.least
 
 

@@ -127,6 +127,9 @@ class Merger:
     version: str
     profile: FloatArray
     fallback: FloatArray
+    silos: int
+    """Whose lists the profile is of: relevant hits may be in others."""
+    answered: int
 
     @classmethod
     def of(cls, model: SearchModel, version: str, answers: Mapping[str, wire.NodeAnswer]) -> Merger:
@@ -140,14 +143,19 @@ class Merger:
         lists = [np.sort(answer.margins)[::-1] for answer in current]
         lower = [np.sort(_baseline_margins(model, answer)[:LIST])[::-1] for answer in others]
         none = [np.empty(0)]
-        profiles = (profile_of(margins or none, of_query) for margins in (lists, lower))
-        return cls(model, model.of_query(of_query[_LN_WORDS]), version, *profiles)
+        own, fallback = (profile_of(margins or none, of_query) for margins in (lists, lower))
+        used = model.of_query(of_query[_LN_WORDS])
+        return cls(model, used, version, own, fallback, len(current), len(answers))
 
     @property
     def unlike(self) -> bool:
         """Whether no judged query was like this one."""
-        line = self.used.calibration
-        return line is not None and float(line.likeness(self.profile)) < UNLIKE
+        return self.used.likeness(self.profile, self.silos) < UNLIKE
+
+    def overrated(self, silos: int) -> bool:
+        """Whether hits are more probable than they should be, as fewer of so many silos have answered: the
+        model is of a release that learned from all silos' lists alone."""
+        return self.answered < silos and self.used.calibration is not None and self.used.single is None
 
     def hits(self, answer: wire.NodeAnswer) -> list[wire.Hit]:
         """A silo's hits with the probabilities of all silos' scale; as they are where they have no place
@@ -156,12 +164,12 @@ class Merger:
             return answer.hits
         if answer.model == self.version:
             margins = np.clip([hit.score for hit in answer.hits], -LARGEST, LARGEST)
-            return self._rated(answer.hits, self.used.probabilities(margins, self.profile))
+            return self._rated(answer.hits, self.used.probabilities(margins, self.profile, self.silos))
         baseline = self.model.baseline
         if baseline is None or len(answer.retrieved) < len(answer.hits):
             return answer.hits
         margins = _baseline_margins(self.model, answer)[: len(answer.hits)]
-        return self._rated(answer.hits, baseline.probabilities(margins, self.fallback))
+        return self._rated(answer.hits, baseline.probabilities(margins, self.fallback, self.answered))
 
     def _rated(self, hits: list[wire.Hit], probabilities: FloatArray | None) -> list[wire.Hit]:
         if probabilities is None:

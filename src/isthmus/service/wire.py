@@ -435,6 +435,8 @@ class Answer(ResponseModel):
     """The version of the learned model that merged them."""
     unlike: bool = False
     """Whether no judged query was like this one: probabilities are drawn to the base rate."""
+    overrated: bool = False
+    """Whether probabilities are too high: fewer silos have answered than an older model knows of."""
     understood: Understood | None = None
     offset: int = 0
     more: bool = False

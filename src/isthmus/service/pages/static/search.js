@@ -252,7 +252,7 @@ async function ask(state) {
     const verdicts = new Map();
     const held = places.root.contains(document.activeElement);
     show(places.understood, understood(state, answer.understood));
-    show(places.status, summary(answer, state), doubts(answer, state), suggestion(state, answer.suggestion),
+    show(places.status, summary(answer, state), doubts(answer), suggestion(state, answer.suggestion),
       answer.hits.length ? null : nothing(answer, state));
     show(places.legend, probable ? legend(state) : null);
     show(places.hits, answer.hits.map((hit) => item(hit, asked.query, probable, state.may("feedback") ? verdicts : null, answer.understood.marked, state.may)));
@@ -367,12 +367,11 @@ function facets(state, { facets: counts, understood: { parts }, silos: asked }) 
 
 const SURE = 0.5;
 
-function doubts({ hits, offset, unlike, silos }, { names }) {
+function doubts({ hits, offset, unlike, overrated }) {
   const best = Math.max(...hits.map((hit) => hit.probability ?? NaN)); // NaN where a hit has none, -Infinity where there is none
   const weak = !offset && best >= 0 && best < SURE ? make("strong", {}, `No hit here is likely to be right: the best has ${percent(best)}. `) : "";
   const rough = unlike && hits.length ? "No judged query is like this one: its percentages are rough, and high ones were lowered." : "";
-  const fewer = silos.filter((silo) => silo.status === "answered").length < names.length && best >= 0
-    ? "Percentages were learned from searches of all silos: with fewer they can be too high." : "";
+  const fewer = overrated ? "Percentages are too high: they were learned from searches of all silos, and this one is of fewer. Learn again." : "";
   return weak || rough || fewer ? make("p", { class: "notice doubt" }, weak, [rough, fewer].filter(Boolean).join(" ")) : null;
 }
 

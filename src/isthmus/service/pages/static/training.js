@@ -132,7 +132,7 @@ function gains(record, names) {
 /** Whether probabilities are meant: on queries that the calibration has not seen. */
 function honesty(calibration) {
   const points = (number) => (Number.isFinite(number) ? `${(100 * number).toFixed(1)} points` : "–");
-  const words = { before: "before those of unlike queries were lowered", after: "as used" };
+  const words = { before: "before those of unlike queries were lowered", after: "as used", "one silo": "as used where one silo is searched" };
   const rows = Object.entries(calibration).map(([name, each]) => [words[name] ?? name, points(each.ece), `${points(each.floor)}, 95 % below ${points(each.floor_high)}`, count(each.hits), percent(each.base_rate)]);
   return rows.length ? table("Calibration of hits shown", ["probabilities", "off by (ECE)", "a perfect model", "hits", "right among them"], rows) : null;
 }
