@@ -58,7 +58,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/fusion": 1_497,  # RL-Sim by lists, judgements, calibrated edges; curves and weights at once
     "src/isthmus/integrations": 206,  # retrievers for four libraries over the two clients; invisible letters
     "src/isthmus/languages.py": 108,  # stop words and stemmers by language, which a text is in
-    "src/isthmus/learning": 1_374,  # the one learner; probabilities by lists that look whole, of one silo or all
+    "src/isthmus/learning": 1_374,  # the one learner; probabilities in lists of all silos and of one
     "src/isthmus/logistic.py": 75,  # bounds, and several fits in one question
     "src/isthmus/losses.py": 191,  # weights of queries below a baseline
     "src/isthmus/partition.py": 241,  # how many silos
