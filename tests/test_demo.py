@@ -96,6 +96,7 @@ def outcome(*, adopted: bool = True) -> SearchOutcome:
         probabilities=[0.8] * 1_000,
         right=[at % 5 > 0 for at in range(1_000)],
         hit_groups=[at // 10 for at in range(1_000)],
+        single=[[0.5, float(at % 4 > 0)] for at in range(1_000)],
         learned={
             "version": "1",
             "record": {**record, "queries": 937, "queries_needed": None if adopted else 2_000},
@@ -119,7 +120,10 @@ def test_the_end_says_what_learning_gained_and_whom_it_hurt() -> None:
     assert "“linear” was adopted: reasons" in words(gained)
     assert "Of 1,000 hits shown" in words(honest)
     assert "80 % were right (95 % interval" in words(honest)
-    assert "not told from perfect" in words(honest)
+    assert "1,000 hits shown, probabilities are off by 0.000" in words(honest)
+    assert "not told from perfect. The same queries, each in one of the silos alone" in words(honest)
+    assert "of 1,000 hits probabilities are off by 0.250" in words(honest)
+    assert words(honest).endswith("worse than perfect.")
     assert "a probability of 0.04; the answer says that no judged query is like this one" in words(nobodys)
     (table,) = (part for part in left.parts if isinstance(part, Table))
     assert table.rows == (

@@ -78,7 +78,7 @@ def _changes(outcome: SearchOutcome) -> Plot:
 
 def figures(outcome: SearchOutcome) -> dict[str, Any]:
     """The same for programs."""
-    probabilities = np.array(outcome.probabilities)
+    probabilities, single = np.array(outcome.probabilities), np.array(outcome.single)
     record: dict[str, Any] = outcome.learned["record"]
     return {
         "version": outcome.learned["version"],
@@ -92,6 +92,7 @@ def figures(outcome: SearchOutcome) -> dict[str, Any]:
         "hits": len(probabilities),
         "ece": reliability(probabilities, outcome.right).ece,
         "floor": sampling_floor(probabilities).high,
+        "one silo": {"ece": reliability(*single.T).ece, "floor": sampling_floor(single[:, 0]).high},
         "nobodys": outcome.nobodys,
         "departures": outcome.departures,
     }
@@ -152,16 +153,23 @@ def _honest(outcome: SearchOutcome) -> Section:
         )
     else:
         promise = f"No hit was shown with a probability from {NEAR[0]} to {NEAR[1]}."
-    curve, floor = reliability(probabilities, right), sampling_floor(probabilities)
-    verdict = "not told from perfect" if curve.ece <= floor.high else "worse than perfect"
+    single = np.array(outcome.single)
     return Section(
         "How honest 0.8 is",
         (
             promise,
-            f"Over all {len(right):,} hits shown, probabilities are off by {curve.ece:.3f} on average; a"
-            f" perfect model with as many hits would be off by {floor.mean:.3f}, and in 95 of 100 cases by at"
-            f" most {floor.high:.3f}: {verdict}.",
+            f"Over all {len(right):,} hits shown, {_off(probabilities, right)}",
+            f"The same queries, each in one of the silos alone: of {len(single):,} hits {_off(*single.T)}",
         ),
+    )
+
+
+def _off(probabilities: Any, right: Any) -> str:
+    curve, floor = reliability(probabilities, right), sampling_floor(probabilities)
+    verdict = "not told from perfect" if curve.ece <= floor.high else "worse than perfect"
+    return (
+        f"probabilities are off by {curve.ece:.3f} on average; a perfect model with as many hits would be"
+        f" off by {floor.mean:.3f}, and in 95 of 100 cases by at most {floor.high:.3f}: {verdict}."
     )
 
 

@@ -66,6 +66,8 @@ class SearchOutcome:
     """Of every hit shown after learning."""
     right: list[bool]
     hit_groups: list[int]
+    single: list[list[float]]
+    """(probability, 1 if right) of every hit shown where one silo alone was searched."""
     learned: dict[str, Any]
     """The version, as `isthmus learn --list --json` prints it."""
     departures: list[dict[str, Any]]
@@ -166,6 +168,7 @@ def _lived(world: Corpus, federation: Federation) -> SearchOutcome:
         _imported(broker, judgements)
         learned = _learned(broker, federation)
         answers = _answers(broker, texts, "searching after")
+        in_turn = _answers(broker, texts, "searching one silo", in_turn=world.silos)
         silos = [silo for silo in broker.silos().silos if silo.release is not None and silo.ready is not None]
         nobodys = broker.search(NOBODYS, deadline_ms=DEADLINE_MS)
     group_of = dict(zip(world.queries.ids, linked_queries(world).tolist(), strict=True))
@@ -179,6 +182,11 @@ def _lived(world: Corpus, federation: Federation) -> SearchOutcome:
         probabilities=[hit.probability or 0.0 for _, hit in hits],
         right=[hit.document in relevant[query] for query, hit in hits],
         hit_groups=[group_of[query] for query, _ in hits],
+        single=[
+            [hit.probability or 0.0, float(hit.document in relevant[query])]
+            for query, answer in in_turn.items()
+            for hit in answer.hits
+        ],
         learned=learned.model_dump(),
         departures=[
             {"silo": silo.silo, "kind": each.kind, "guarantee": each.guarantee, "items": each.items}
@@ -218,11 +226,15 @@ def judgements_of(world: Corpus, *splits: str) -> list[NamedJudgement]:
     ]
 
 
-def _answers(broker: Client, texts: Mapping[str, str], label: str) -> dict[str, Answer]:
-    """The answer to every query; a ServiceError unless all silos answered all of them."""
+def _answers(
+    broker: Client, texts: Mapping[str, str], label: str, *, in_turn: Sequence[str] = ()
+) -> dict[str, Answer]:
+    """The answer to every query, of all silos or of one of those in turn; a ServiceError unless all that are
+    searched answered."""
     answers = {}
-    for query, text in progress(texts.items(), total=len(texts), label=label):
-        answer = broker.search(text, k=HITS, deadline_ms=DEADLINE_MS)
+    for number, (query, text) in enumerate(progress(texts.items(), total=len(texts), label=label)):
+        silos = [in_turn[number % len(in_turn)]] if in_turn else None
+        answer = broker.search(text, k=HITS, silos=silos, deadline_ms=DEADLINE_MS)
         for silo in answer.silos:
             if silo.status != "answered" or silo.model != answer.model:
                 raise ServiceError(f"{silo.silo}: {silo.status} {silo.detail}: nothing can be measured so")
