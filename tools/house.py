@@ -46,7 +46,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/cli": 4_865,  # attach, calibrate-endpoint, encoder tune, learn; many labels; audit; verdicts
     "src/isthmus/config.py": 269,  # single values as TOML; bytes
     "src/isthmus/corpora": 1_269,  # label sets with a long tail; the XMC sparse format; ir_datasets by name
-    "src/isthmus/demo": 761,  # the federation it sets up and measures, all silos and one; a report of one page
+    "src/isthmus/demo": 761,  # the federation it sets up and measures, in all silos and in one; a report
     "src/isthmus/encoders": 1_720,  # presets by hash, the graph of a BERT; endpoints; a transformer tuned
     "src/isthmus/engines": 3_779,  # five engines elsewhere: tally, filters, facets; who may see what
     "src/isthmus/errors.py": 100,  # one error for what cannot be read
