@@ -36,7 +36,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus": 53_254,  # assistants, pipelines, operators; who may see what; attached engines; labels
     "benchmarks": 2_690,  # a node beside its peers at two sizes, its growth; stand-ins; the audit log
     "docs": 347,  # the reference's folders, trackers too; how a node grows, as a plot beside tantivy
-    "reproduce": 7_001,  # verdicts; a tuned encoder; hypotheses; CS-F-LTR as printed; choices left out
+    "reproduce": 7_006,  # verdicts; a tuned encoder; hypotheses; CS-F-LTR as printed; looks at small sets
     "src/isthmus/__init__.py": 3,
     "src/isthmus/__main__.py": 3,
     "src/isthmus/asking.py": 131,  # sums under masks that are agreed for a session

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from isthmus.cli import commands, main
+from isthmus.errors import ConfigError
 from isthmus_reproduce.command import COMMANDS, EXPERIMENTS
 
 
@@ -28,6 +31,23 @@ def test_every_experiment_has_a_configuration_and_a_way_to_run() -> None:
 def test_only_is_for_fedrisk(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "csfltr", "--only", "BM25"]) == 1
     assert "--only" in capsys.readouterr().err
+
+
+def test_a_look_is_at_small_data_unless_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment, taken = import_module(EXPERIMENTS["fedrisk"]), []
+
+    def reproduced(config: Any, out: Path, workers: int | None = None) -> None:
+        taken.append(config.data)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(experiment, "reproduce", reproduced)
+    monkeypatch.setattr("isthmus.corpora.available", lambda: dict.fromkeys(experiment.DATA, "here"))
+    monkeypatch.setattr(experiment, "SMOKE", ("mq2008",))
+    for more in (("--scale", "smoke"), (), ("--scale", "smoke", "--data", "mslr-sample")):
+        assert main(["reproduce", "fedrisk", *more]) == 1
+    assert taken == ["mq2008", experiment.DATA[0], "mslr-sample"]
+    csfltr = import_module(EXPERIMENTS["csfltr"])
+    assert set(csfltr._names(csfltr.Config(scale="smoke"))) < set(csfltr._names(csfltr.Config()))
 
 
 def test_an_encoder_is_for_search(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--scale",
         choices=("smoke", "full"),
         default="full",
-        help="smoke: all rows, fewer folds and seeds (full)",
+        help="smoke: all rows, fewer folds and seeds, and of data that are not named the small ones (full)",
     )
     parser.add_argument(
         "--only",
@@ -88,7 +88,7 @@ def _run(options: argparse.Namespace) -> None:
         check_per_query(options.per_query)
     more |= {"tuned": options.encoder_tuned} if options.encoder_tuned else {}
     cells, wrote = [], []
-    for data in _sets(experiment, options.data):
+    for data in _sets(experiment, options.data, options.scale):
         chosen["data"] = data
         config = experiment.Config(
             scale=options.scale, seed=options.seed, **{key: value for key, value in chosen.items() if value}
@@ -107,11 +107,13 @@ def _run(options: argparse.Namespace) -> None:
     summary(f"reproduced {options.paper}", {"cells": len(cells)}, wrote=wrote)
 
 
-def _sets(experiment: Any, data: str | None) -> Sequence[str | None]:
+def _sets(experiment: Any, data: str | None, scale: str) -> Sequence[str | None]:
     """The data sets to go through: the one that is named, or all that are here of an experiment's."""
     from isthmus.corpora import available
 
     known: Sequence[str] = getattr(experiment, "DATA", ())
+    if scale == "smoke":
+        known = getattr(experiment, "SMOKE", known)
     if data is not None or not known or experiment.Config.data == "all":
         return (data,)
     there = available()

@@ -21,6 +21,7 @@ from isthmus_reproduce.csfltr.world import Case
 from isthmus_reproduce.notebook import Notebook, Reproduction, Unit
 
 DATA = ("cran", "cisi", "med", "npl", "pydocs", "synthetic")
+SMOKE = ("cran", "synthetic")
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
 SKEWS = {"topic": 0.0, "half": 0.5, "random": 1.0}
 OPTIONS = 3
@@ -83,7 +84,8 @@ def _names(config: Config) -> tuple[str, ...]:
     if config.data != "all":
         return (config.data,)
     there = available()
-    return tuple(name for name in DATA if name == "synthetic" or there.get(name))
+    among = SMOKE if config.small else DATA
+    return tuple(name for name in among if name == "synthetic" or there.get(name))
 
 
 def _work(names: Sequence[str], config: Config) -> Iterator[tuple[str, Any, list[Unit]]]:

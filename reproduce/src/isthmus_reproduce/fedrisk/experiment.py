@@ -35,6 +35,7 @@ from isthmus_reproduce.notebook import Notebook, Reproduction, Unit
 
 DATA = ("synthetic", "mq2008", "mslr-sample")
 """What is computed where no data are named and they are here."""
+SMOKE = DATA[:2]
 logger = logging.getLogger(__name__)
 
 Work = Callable[..., dict[str, Any]]
