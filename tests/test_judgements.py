@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.cli import main
+from isthmus.cli.judgements import _explain
 from isthmus.errors import DataError, Refused, ServiceError
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
@@ -33,7 +34,7 @@ from isthmus.service.settings import (
     Source,
 )
 from isthmus.service.stores import Draft, Judgement, SqliteStore
-from isthmus.service.wire import NamedJudgement
+from isthmus.service.wire import Imported, NamedJudgement
 from silo_stand_in import Loop
 
 ALLOWED = Policy(search=True, snippets=True, feedback=True, judgements=True)
@@ -494,3 +495,11 @@ def test_the_command_through_a_broker(tmp_path, capsys):
         wrong = tmp_path / "wrong.csv"
         wrong.write_text("query,document,relevant\ntides,zz,1\n")
         assert main(["judgements", "import", str(wrong), *where]) == 1, "nothing of it is anywhere"
+
+
+def test_a_silo_that_did_not_answer_is_not_said_to_lack_documents(capsys):
+    done = Imported(unknown=[0], unanswered={"south": "it is down"})
+    _explain(done, [NamedJudgement(query="tides", document="n9", relevant=True)], None)
+    err = capsys.readouterr().err
+    assert "south: it is down" in err
+    assert "of documents that no silo has" in err

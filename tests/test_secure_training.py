@@ -155,6 +155,7 @@ def test_masks_are_new_every_time_and_leave_no_trace(wire):
 
 
 @pytest.mark.beyond
+@pytest.mark.flaky(reruns=1, only_rerun=["Ending simulation"])  # Ray gives its processes 30 s to start
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra `ray` is not installed")
 def test_ray_gives_the_same_result(monkeypatch, tmp_path):
     """Masked training, which needs all that open training does of a runtime, and a silo's state besides."""

@@ -176,7 +176,7 @@ def test_an_erased_document_leaves_no_id_and_is_blocked_until_it_is_readmitted(s
     assert (store.blocked()("a"), store.blocked()("b"), len(store.blocked())) == (True, False, 1)
     store.remove(["a"])
     assert store.mentioned(["a"]) == {"a"}
-    assert store.erase(["a", "nobody"]) == {"documents": 0, "judgements": 1, "requests": 1}
+    assert store.erase(["a", "nobody"]) == {"judgements": 1, "requests": 1}
     store.rewrite()
     assert not store.requests()
     assert [each.document for each in store.judgements()] == ["b"]
@@ -340,7 +340,7 @@ def test_what_is_about_a_subject_is_found_erased_and_let_in_again(store):
     store.block(["a", "d", f"{SUBJECT}{about}"], at=7.0)
     store.block(["e"], at=8.0)
     store.remove(["a"])
-    assert store.erase(["a", "d"], about) == {"documents": 0, "judgements": 1, "requests": 1}
+    assert store.erase(["a", "d"], about) == {"judgements": 1, "requests": 1}
     assert store.of_subject(about) == []
     assert sorted(each.query for each in store.judgements()) == [f"of {about}0", "x"]
     assert store.blocked().subject(about)

@@ -1,4 +1,4 @@
-"""`isthmus judgements`: judgements from files and into files, through a broker or in one silo."""
+"""`isthmus judgements`: import and export judgements by files, through a broker or in one silo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from isthmus.service import Client, DocumentStore, Imported, NamedJudgement, NodeSettings
 
 NAMED = 10
-"""Documents that a message names, of many."""
+"""Maximum number of documents that a message names."""
 _IMPORT = """isthmus judgements import judged.csv --broker http://127.0.0.1:8100 --key broker/admin.key
 isthmus judgements import qrels.txt --queries queries.tsv --least-grade 2 --key broker/admin.key
 isthmus judgements import qrels.txt --queries queries.jsonl --config north/silo.toml"""
@@ -25,7 +25,7 @@ isthmus judgements export -o judged --config north/silo.toml --rows"""
 
 
 def add_broker(parser: argparse.ArgumentParser, key: str) -> None:
-    """How a broker is reached; `key` says whose API key it takes."""
+    """Add the options for connecting to a broker; `key` describes the API key to give."""
     add(parser, "--broker URL", f"the broker's address ({URL_VARIABLE}, else http://127.0.0.1:8100)")
     add(parser, "--key FILE", f"the file of {key} (or ISTHMUS_API_KEY)")
     add(parser, "--authority FILE", "the certificate the broker's comes from (or ISTHMUS_AUTHORITY)")
@@ -87,7 +87,7 @@ def _import_there(arguments: argparse.Namespace, judgements: Sequence[NamedJudge
 
 
 def _import_here(arguments: argparse.Namespace, judgements: Sequence[NamedJudgement]) -> Imported:
-    """The operator's own silo, while its node serves or not."""
+    """Import into the operator's own silo, whether or not its node is running."""
     from isthmus.service import OPERATOR, import_judgements
 
     settings, store = silo_store(arguments)
@@ -104,7 +104,7 @@ def _import_here(arguments: argparse.Namespace, judgements: Sequence[NamedJudgem
 
 
 def silo_store(arguments: argparse.Namespace) -> tuple[NodeSettings, DocumentStore]:
-    """The silo of --config and its store, while its node serves or not."""
+    """The settings of --config and the silo's store, whether or not its node is running."""
     from isthmus.service import open_store, read_node
 
     settings = read_node(arguments.config)
@@ -118,14 +118,14 @@ def silo_store(arguments: argparse.Namespace) -> tuple[NodeSettings, DocumentSto
 
 
 def broker_client(arguments: argparse.Namespace) -> Client:
-    """The broker of the options that `add_broker` adds."""
+    """A client for the broker named by the options of `add_broker`."""
     from isthmus.service import Client
 
     return Client(**broker_options(arguments))
 
 
 def broker_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a client is made with, by those options."""
+    """The arguments of a client, from the options of `add_broker`."""
     from isthmus.service import DEFAULT_URL
 
     url = arguments.broker or os.environ.get(URL_VARIABLE) or DEFAULT_URL
@@ -138,9 +138,9 @@ def _named(judgement: NamedJudgement) -> dict[str, str]:
 
 
 def _explain(done: Imported, judgements: Sequence[NamedJudgement], silo: str | None) -> None:
-    """What was left out, and why, for a person."""
-    for silo, reason in done.unanswered.items():
-        say(f"isthmus: {plain(silo)}: {plain(reason)}")
+    """Report which judgements were left out, and why."""
+    for name, reason in done.unanswered.items():
+        say(f"isthmus: {plain(name)}: {plain(reason)}")
     nowhere = f"{plain(silo)} has not" if silo else "no silo has"
     remarks = (
         (done.unknown, f"of documents that {nowhere}: check the ids against those of hits"),

@@ -1,13 +1,13 @@
-"""A first federation: a folder with configuration that is commented, complete, and starts as it is.
+"""Create a first federation: a folder with commented, complete configuration that starts as it is.
 
 my-federation/
   README.md               the next steps
   broker.toml
   broker/                 its certificate and key, and the API keys of people and programs
-  north/                  what belongs on the silo's own machine
+  north/                  to be copied to the silo's own machine
     silo.toml
     keys/                 its identity, and the cards of the other silos
-    documents/            yours, in place of the example
+    documents/            for your documents, in place of the example
   authority/              makes certificates; belongs on no machine that serves
 """
 
@@ -37,7 +37,7 @@ from isthmus.service.settings import (
 from isthmus.service.templates import template
 
 EXAMPLES = (Source("folder", Path("documents")),)
-"""Where a silo has its documents from that is told nothing else: an example lies there."""
+"""Sources of a silo for which none are named: a folder with an example."""
 _SOURCES = "# Where documents come from; kinds: folder, table, beir, sql"
 _ELSEWHERE = "# Documents are in the engine below, which is only read."
 NO_TEXT = PageText()
@@ -50,14 +50,14 @@ BROKER, API_KEYS, ADMIN_KEY, KEYS = "broker", "api-keys.json", "admin.key", "key
 
 @dataclass(frozen=True)
 class Attachment:
-    """An engine that has a silo's documents, and the encoder of its vectors, where that is known."""
+    """An engine that has a silo's documents, and the encoder of its vectors, if that is known."""
 
     engine: EngineSettings
     encoder: EncoderSettings | None = None
 
     @property
     def tables(self) -> str:
-        """As TOML."""
+        """The settings as TOML."""
         kind = 'kind = "none"'
         if self.encoder is not None:
             named = {"name": self.encoder.name} if self.encoder.name else {"path": str(self.encoder.path)}
@@ -83,11 +83,11 @@ def create_federation(
     engines: Mapping[str, Attachment] | None = None,
     page: PageText = NO_TEXT,
 ) -> list[Path]:
-    """Write a federation's folder and return what a reader should open first.
+    """Write a federation's folder and return the files to read first.
 
-    A folder that holds anything is refused. Silos listen at the ports after the broker's. `sources` are those
-    of a silo by its name, with paths meant from the silo's folder; `engines` those that have a silo's
-    documents already; others have a folder with an example.
+    A folder that is not empty is refused. Silos listen at the ports after the broker's. `sources` are those
+    of a silo by its name, with paths relative to the silo's folder; `engines` are engines that have a silo's
+    documents already. Other silos get a folder with an example.
     """
     names = [check_name(name) for name in silos]
     if len({name.lower() for name in names} | {BROKER, "authority"}) != len(names) + 2:
@@ -142,7 +142,7 @@ def create_federation(
 
 
 def _silo(name: str, port: int, hash_key: str, own: Sequence[Source] | Attachment) -> str:
-    """The configuration of a silo with documents of its own, or over an engine that has them."""
+    """Return the configuration of a silo with its own documents, or over an engine that has them."""
     documents, form, tables = f"{_SOURCES}\nsources = {toml_value(own)}", "private", ""
     if isinstance(own, Attachment):
         documents, tables = _ELSEWHERE, "\n" + own.tables
@@ -165,14 +165,15 @@ def _listed(name: str, port: int) -> str:
 
 
 def add_silo(folder: Path, name: str, attachment: Attachment) -> list[Path]:
-    """Give a federation's folder one more silo over an engine, or let a silo that it has take its documents
-    from there; what was written."""
+    """Add a silo over an engine to a federation's folder, or switch an existing silo to the engine. Returns
+    the configuration files that were written."""
     settings = read_broker(folder / "broker.toml")
     known = [silo for silo in settings.silos if (folder / silo / "silo.toml").exists()]
     if name in known:
         file, before = folder / name / "silo.toml", read_node(folder / name / "silo.toml")
         file.replace(file.with_name("silo.toml.before"))
-        return _written(file, _silo(name, before.port, before.statistics.hash_key, attachment))
+        write_private(file, _silo(name, before.port, before.statistics.hash_key, attachment).encode())
+        return [file]
     if check_name(name).lower() in {each.lower() for each in (*settings.silos, BROKER, "authority")}:
         raise ConfigError(f"{name} is the name of another", value=name, expected="a new name: --silo")
     if not known:
@@ -185,16 +186,13 @@ def add_silo(folder: Path, name: str, attachment: Attachment) -> list[Path]:
     hash_key = read_node(folder / known[0] / "silo.toml").statistics.hash_key
     broker = (folder / "broker.toml").read_text(encoding="utf-8") + _listed(name, port)
     write_private(folder / "broker.toml", broker.encode())
-    return _written(folder / name / "silo.toml", _silo(name, port, hash_key, attachment))
-
-
-def _written(file: Path, text: str) -> list[Path]:
-    write_private(file, text.encode())
-    return [file, file.parent.parent / "broker.toml"]
+    file = folder / name / "silo.toml"
+    write_private(file, _silo(name, port, hash_key, attachment).encode())
+    return [file, folder / "broker.toml"]
 
 
 def introduce(folder: Path, silos: Sequence[str]) -> None:
-    """Give every silo an identity in its own folder, and the cards of all others: they sum under masks."""
+    """Give every silo an identity in its own folder and the cards of all others, by which they mask sums."""
     from isthmus.private import Keyring, write_card
 
     rings = {name: Keyring.at(folder / name / KEYS, create=True) for name in silos}
@@ -215,10 +213,11 @@ def make_keys(
     days: float = DAYS,
     renew: bool = False,
 ) -> list[Path]:
-    """A certificate and key for every party, in a folder of its name; for a broker also an API key.
+    """Make a certificate and key for every party, in a folder of its name; for a broker also an API key.
 
-    The authority is made if the folder has none. A party that has a certificate keeps it unless `renew`. Only
-    brokers, and silos under their names for training, may call others.
+    The authority is made if the folder has none. Raises ConfigError if a party has a certificate already,
+    unless `renew`. Only brokers, and silos under their names for training, may call others. Returns the
+    parties' folders.
     """
     parties = [*((name, name.endswith(TRAINING)) for name in silos), *([(broker, True)] if broker else [])]
     for name, _ in parties:

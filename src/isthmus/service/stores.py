@@ -1,8 +1,8 @@
-"""Where a node keeps its documents and what people said about them: SQLite in its folder, or PostgreSQL.
+"""Storage of a node's documents and of people's judgements: SQLite in its folder, or PostgreSQL.
 
-Every document written or removed gets the next number of a counter, in the same transaction, so an index that
-knows the number it has seen asks for `changes` after it and misses nothing, whenever it was killed. A removed
-document leaves its id and number and nothing of its text.
+Every document that is written or removed gets the next number of a counter, in the same transaction. An index
+that has seen changes up to a number asks for `changes` after it and misses nothing, whenever it was killed. A
+removed document leaves its id and number and nothing of its text.
 """
 
 from __future__ import annotations
@@ -36,43 +36,42 @@ _EXTENSION = re.compile(r"[^/.]\.([A-Za-z][A-Za-z0-9]{0,7})$")
 _USUAL = re.compile(
     "csv|docx?|eml|html?|json|markdown|md|odt|parquet|pdf|pptx?|rst|rtf|text|tsv|txt|xhtml|xlsx?|xml"
 )
-"""Extensions of files, wherever they stand."""
+"""Usual extensions of files, which count without a folder in the id too."""
 APPLICATION = 0x49534E44  # "ISND", in the header of a SQLite file
 BATCH = 500
 SUBJECT = "\0subject\0"
-"""Stands before a subject where digests of it are made: no document's id has such signs."""
+"""Prefix of a subject in digests: no document's id has such characters."""
 LEAST_NAME = 6
-"""Letters of an id that is looked for in what people wrote: shorter ones are words of their own."""
+"""Fewest letters of a name that is searched for in people's texts: shorter ones may be ordinary words."""
 READ = 1_000
-"""Documents that are read at once where all are."""
+"""Documents that are read at once when all are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A document as its source has it."""
+    """A document as its source provides it."""
 
     id: str
     title: str
     body: str
     language: str = ""
-    """Its code; "" for English, as the release before had all."""
+    """Code of its language; "" for English, as in stores of the previous release."""
     type: str = ""
-    """Its kind in lower case, where its source says so; else its id's extension is its type."""
+    """Its type in lower case, if the source states it; else the extension of its id is its type."""
     date: int | None = None
-    """Its Unix time, where its source says so."""
+    """Its Unix time, if the source states it."""
     modified: int | None = None
-    """When its file was written: its date where the source states none. Alone it changes no document."""
+    """When its file was written: its date if the source states none. A new one alone changes nothing."""
     allow: tuple[str, ...] = ()
-    """The principals who may see it, in order (`access.principals_of`); all whom the silo's policy lets in
-    where there are none."""
+    """Principals who may see it, in order (`access.principals_of`); if empty, all whom the policy admits."""
     subject: str = ""
-    """Whom it is about, a patient or a customer, as its source calls them."""
+    """The person it is about, a patient or a customer, as the source calls them."""
     original: tuple[str, str] | None = None
-    """Title and body with what is withheld from most, where anything is. Only `originals` has it again."""
+    """Title and body with parts withheld from most people, if any. Only `originals` returns it."""
 
     @property
     def digest(self) -> bytes:
-        """A digest of title, body and language, and of all else that is stated, to detect changes."""
+        """Digest of title, body, language and all other stated fields, to detect changes."""
         parts: list[bytes] = []
         other: tuple[str, ...] = () if self.language in ("", DEFAULT) else (self.language,)
         if self.type or self.date is not None:
@@ -112,12 +111,12 @@ class Judgement:
     evidence: Mapping[str, float | None] = field(default_factory=dict)
     """The probability that each retriever gave."""
     person: str = ""
-    """Who said so, by the name that the peer has for them."""
+    """The person who judged, by the name that the peer has for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRequest:
-    """What somebody asked the owner for. `state` is waiting, allowed, denied or opened."""
+    """A person's request to the owner. `state` is waiting, allowed, denied or opened."""
 
     number: str
     document: str
@@ -129,7 +128,7 @@ class StoredRequest:
     at: float
     state: str = "waiting"
     word: str = ""
-    """The owner's."""
+    """The owner's comment."""
     answered: float | None = None
 
 
@@ -155,9 +154,9 @@ _REQUEST = "number, document, peer, person, name, query, reason, at, state, word
 
 
 def majority(judgements: Iterable[Judgement]) -> dict[tuple[str, str], bool]:
-    """The majority's judgement by query and document, one vote a person, in order of time.
+    """Return the majority's judgement by query and document, one vote per person, in order of time.
 
-    Where they are split, what held before stays: nobody undoes another's word by saying the opposite.
+    On a tie, the previous result stays: nobody cancels another person's judgement by stating the opposite.
     """
     right: dict[tuple[str, str], bool] = {}
     lead: Counter[tuple[str, str]] = Counter()
@@ -170,9 +169,9 @@ def majority(judgements: Iterable[Judgement]) -> dict[tuple[str, str], bool]:
 
 
 def type_of(id: str) -> str:
-    """The type of a document whose source states none: the extension of an id that is a path; "" without.
+    """Return the type of a document whose source states none: the extension of an id that is a path, else "".
 
-    A name without a folder is none (`numpy.linalg.norm`), unless it ends as files usually do.
+    A name without a folder has none (`numpy.linalg.norm`), unless it ends as files usually do.
     """
     if "." not in id:  # most that are not files: a pattern takes ten times as long
         return ""
@@ -182,12 +181,12 @@ def type_of(id: str) -> str:
 
 
 def naming(name: str) -> re.Pattern[str]:
-    """Finds a name that stands for itself, not as a part of another."""
+    """Return a pattern that finds a name by itself, not as a part of another."""
     return re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
 
 
 def migrations_of(database: str) -> tuple[tuple[str, ...], ...]:
-    """The steps from an empty database to today's, statement by statement: a blank line ends each."""
+    """Return the steps from an empty database to the current format; a blank line ends a statement."""
     steps = template(f"{database}.sql").split("-- step ")[1:]
     return tuple(tuple(step.partition("\n")[2].strip().split("\n\n")) for step in steps)
 
@@ -204,7 +203,7 @@ class DocumentStore(ABC):
         FROM judgement j JOIN document d ON d.id = j.document AND d.removed = 0
         ORDER BY j.at, j.query, j.document, j.peer, j.person"""
     digest_of: Callable[[str], str] = staticmethod(lambda id: hashlib.sha256(id.encode()).hexdigest())
-    """What an erased id is known by; a node has a keyed one."""
+    """Returns the digest by which an erased id is recognised; a node sets a keyed one."""
 
     def __init__(self) -> None:
         self._own, self._lock, self._all = threading.local(), threading.Lock(), list[Any]()
@@ -219,7 +218,7 @@ class DocumentStore(ABC):
         return db
 
     def _is_closed(self, db: Any) -> bool:
-        """Whether the other side has given a connection up."""
+        """Whether the other side has closed a connection."""
         return False
 
     def close(self) -> None:
@@ -242,7 +241,7 @@ class DocumentStore(ABC):
 
     @abstractmethod
     def _rows(self, db: Any, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement with `?` for values; its rows, if it gives any."""
+        """Run a statement with `?` for values. Returns its rows, if it has any."""
 
     @abstractmethod
     def _many(self, db: Any, sql: str, rows: Sequence[Sequence[Any]]) -> None:
@@ -251,10 +250,10 @@ class DocumentStore(ABC):
     @contextmanager
     @abstractmethod
     def _transaction(self, *, writing: bool = False) -> Iterator[Any]:
-        """A connection inside a transaction: all of it happens, or nothing."""
+        """Yield a connection inside a transaction, which is carried out as a whole or not at all."""
 
     def put(self, documents: Iterable[Draft], *, source: str = "") -> Counts:
-        """Add documents and change those that differ, some hundred in a transaction."""
+        """Add documents and change those that differ, `BATCH` in one transaction."""
         done = Counts()
         for batch in _batches(documents):
             unique = {draft.id: draft for draft in batch}
@@ -273,15 +272,15 @@ class DocumentStore(ABC):
         return done
 
     def _forget(self) -> None:  # noqa: B027  (PostgreSQL sees to it)
-        """Let nothing remain of what was replaced or removed."""
+        """Leave nothing on disk of texts that were replaced or removed."""
 
     def rewrite(self) -> None:  # noqa: B027
-        """The same, whatever it takes."""
+        """Leave nothing on disk of such texts, even if the whole store must be rewritten."""
 
     def _among(
         self, db: Any, sql: str, ids: Sequence[str], *values: Any, returning: str = ""
     ) -> list[tuple[Any, ...]]:
-        """The rows of a statement that ends in `id IN`, for these ids, few enough for one statement."""
+        """Run a statement that ends in `id IN` for these ids, few enough for one. Returns its rows."""
         ending = f" RETURNING {returning}" if returning else ""
         return self._rows(db, f"{sql} ({', '.join('?' * len(ids))}){ending}", (*values, *ids))
 
@@ -292,7 +291,7 @@ class DocumentStore(ABC):
                 yield from self._among(db, sql, batch, *values)
 
     def _reading(self) -> AbstractContextManager[Any]:
-        """A connection for statements that need not see the same moment."""
+        """Return a connection for statements that need not see the same state."""
         return self._transaction()
 
     def _known(self, db: Any, ids: Sequence[str]) -> dict[str, bytes]:
@@ -300,7 +299,7 @@ class DocumentStore(ABC):
         return {id: bytes(digest) for id, digest in self._among(db, sql, ids)}
 
     def _claim(self, db: Any, ids: Sequence[str], source: str) -> None:
-        """Whoever gave a document last has it, unchanged as it is; for an index nothing has changed."""
+        """Assign unchanged documents to the source that gave them last; for an index nothing has changed."""
         if not ids:
             return
         others = self._among(db, "SELECT id FROM document WHERE source <> ? AND id IN", ids, source)
@@ -308,8 +307,8 @@ class DocumentStore(ABC):
             self._many(db, "UPDATE document SET source = ? WHERE id = ?", [(source, id) for (id,) in others])
 
     def _date(self, db: Any, drafts: Sequence[Draft]) -> None:
-        """Give documents a date that have none, unchanged as they are: the release before knew no dates, and
-        its index is written anew."""
+        """Set the date of otherwise unchanged documents without one: the previous release stored no dates,
+        and its index is rebuilt."""
         if not drafts:
             return
         ids = [each.id for each in drafts]
@@ -356,12 +355,12 @@ class DocumentStore(ABC):
         )
 
     def _reserve(self, db: Any, count: int) -> int:
-        """The first of so many new change numbers; other writers wait until this transaction ends."""
+        """Reserve `count` change numbers and return the first; other writers wait for this transaction."""
         ((last,),) = self._rows(db, "UPDATE counter SET value = value + ? RETURNING value", (count,))
         return int(last) - count + 1
 
     def remove(self, ids: Iterable[str]) -> int:
-        """Remove documents; how many there were."""
+        """Remove documents. Returns how many there were."""
         gone = 0
         for batch in _batches(ids):
             with self._transaction(writing=True) as db:
@@ -380,12 +379,13 @@ class DocumentStore(ABC):
         return gone
 
     def erase(self, ids: Sequence[str], subject: str = "") -> dict[str, int]:
-        """Remove all that is known of documents, judgements and requests included; how many there were.
+        """Delete all data about removed documents, judgements and requests included. Returns how many were
+        deleted.
 
-        Nothing remains of their ids but keyed digests, by which `erased` knows them. An index has to know
-        that they are removed, first. With the `subject` goes what people wrote that names it.
+        Only keyed digests of their ids remain, by which `Erased` recognises them. An index must have
+        processed their removal first. If `subject` is given, people's texts that name it are deleted too.
         """
-        counts = Counter[str](documents=0, judgements=0, requests=0)
+        counts = Counter[str](judgements=0, requests=0)
         for batch in _batches(ids):
             with self._transaction(writing=True) as db:
                 stones = [(f"erased-{secrets.token_hex(16)}", id) for id in batch]
@@ -405,7 +405,7 @@ class DocumentStore(ABC):
         return dict(counts)
 
     def _erase_naming(self, table: str, columns: Sequence[str], name: str) -> int:
-        """Remove rows with a text that names somebody; how many there were."""
+        """Delete rows with a text that names somebody. Returns how many there were."""
         gone, names = 0, naming(name)
         with self._transaction(writing=True) as db:
             for column in columns:
@@ -416,14 +416,14 @@ class DocumentStore(ABC):
         return gone
 
     def of_subject(self, subject: str) -> list[str]:
-        """The ids of all documents about a subject, those that were removed included."""
+        """Return the ids of all documents about a subject, including removed ones."""
         with self._transaction() as db:
             sql = "SELECT id FROM document WHERE subject = ? ORDER BY id"
             rows = self._rows(db, sql, (_storable(subject),))
         return [id for (id,) in rows]
 
     def mentioning(self, name: str) -> int:
-        """How many documents have a name in their title or text."""
+        """Return how many documents have a name in their title or text."""
         pattern = _having(name)
         sql = """SELECT count(*) FROM document
             WHERE removed = 0 AND (title LIKE ? ESCAPE '!' OR body LIKE ? ESCAPE '!')"""
@@ -432,20 +432,20 @@ class DocumentStore(ABC):
         return int(count)
 
     def expired(self, source: str, *, before: float, arrival: bool) -> list[str]:
-        """The documents of a source with a date, or that arrived, before a time; those without a date by
-        their arrival."""
+        """Return the documents of a source that are dated, or with `arrival` arrived, before a time; without
+        a date, the arrival counts."""
         moment = "arrived" if arrival else "coalesce(date, arrived)"
         sql = f"SELECT id FROM document WHERE removed = 0 AND source = ? AND {moment} < ? ORDER BY id"
         with self._transaction() as db:
             return [id for (id,) in self._rows(db, sql, (source, before))]
 
     def settle_arrivals(self, now: float) -> None:
-        """Let documents that the release before has stored have arrived now."""
+        """Set the arrival of documents that an earlier release has stored to now."""
         with self._transaction(writing=True) as db:
             self._rows(db, "UPDATE document SET arrived = ? WHERE arrived IS NULL AND removed = 0", (now,))
 
     def expired_judgements(self, source: str, *, before: float, forget: bool = False) -> int:
-        """How many judgements of documents of a source are older than a time; they go if `forget`."""
+        """Count the judgements of a source's documents from before a time; with `forget`, delete them."""
         old = "FROM judgement WHERE at < ? AND document IN (SELECT id FROM document WHERE source = ?)"
         with self._transaction(writing=forget) as db:
             ((count,),) = self._rows(db, f"SELECT count(*) {old}", (before, source))
@@ -462,33 +462,33 @@ class DocumentStore(ABC):
         return int(count)
 
     def block(self, ids: Iterable[str], *, at: float) -> None:
-        """Let no source bring these documents back; `SUBJECT` before it is a subject."""
+        """Keep sources from bringing these documents back; an id with the prefix `SUBJECT` is a subject."""
         sql = "INSERT INTO erased (digest, at) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING"
         with self._transaction(writing=True) as db:
             self._many(db, sql, [(self.digest_of(id), at) for id in ids])
 
     def readmit(self, ids: Iterable[str]) -> int:
-        """Let sources bring erased documents again; how many were erased."""
+        """Allow sources to bring erased documents again. Returns how many had been erased."""
         digests = [self.digest_of(id) for id in ids]
         with self._transaction(writing=True) as db:
             return len(self._among(db, "DELETE FROM erased WHERE digest IN", digests, returning="digest"))
 
     def readmit_subject(self, subject: str) -> int:
-        """Let sources bring the documents of an erased subject again; how many entries there were."""
+        """Allow sources to bring an erased subject's documents again. Returns the number of entries."""
         digest = self.digest_of(f"{SUBJECT}{subject}")
         together = "DELETE FROM erased WHERE at IN (SELECT at FROM erased WHERE digest = ?) RETURNING digest"
         with self._transaction(writing=True) as db:
             return len(self._rows(db, together, (digest,)))
 
     def blocked(self) -> Erased:
-        """Whether a document was erased, by its id."""
+        """Return the documents and subjects that were erased, as a test by id."""
         with self._transaction() as db:
             digests = frozenset(digest for (digest,) in self._rows(db, "SELECT digest FROM erased"))
         return Erased(digests, lambda id: self.digest_of(id))  # a node sets it later
 
     def mentioned(self, ids: Sequence[str]) -> set[str]:
-        """Those of the ids that something is known of: a document that is or was there, or was erased, a
-        judgement, a request."""
+        """Return those of the ids about which something is known: a document, also a removed or erased one, a
+        judgement, or a request."""
         tables = (
             "SELECT id FROM document WHERE id IN",
             *(f"SELECT document FROM {table} WHERE document IN" for table in ("judgement", "request")),
@@ -497,8 +497,8 @@ class DocumentStore(ABC):
         return {id for (id,) in rows} | set(filter(self.blocked(), ids))
 
     def listed(self, *, source: str = "", words: str = "", most: int = 100) -> list[tuple[str, ...]]:
-        """(id, title, source, language, allow, subject) of documents in the order of ids: of a source, or
-        whose id or title has these words in it."""
+        """Return (id, title, source, language, allow, subject) of documents in the order of ids: of a source,
+        if named, and with all of the words in id or title."""
         conditions, values = ["removed = 0"], list[Any]()
         if source:
             conditions.append("source = ?")
@@ -514,21 +514,21 @@ class DocumentStore(ABC):
         return [(*row, "; ".join(_lines(allow)), subject) for *row, allow, subject in rows]
 
     def subjects(self) -> dict[str, str]:
-        """Whom documents are about, by id; of those that are about somebody."""
+        """Return the subjects of documents, by id, for documents that have one."""
         with self._transaction() as db:
             return dict(
                 self._rows(db, "SELECT id, subject FROM document WHERE subject <> '' AND removed = 0")
             )
 
     def retain(self, source: str, ids: Iterable[str], *, below: tuple[str, ...] = ()) -> int:
-        """Remove what a source gave once and gives no more, but for ids that begin with one of `below`."""
+        """Remove documents that a source no longer gives, except ids that begin with one of `below`."""
         named = set(ids)
         with self._transaction() as db:
             stored = self._rows(db, "SELECT id FROM document WHERE source = ? AND removed = 0", (source,))
         return self.remove([id for (id,) in stored if id not in named and not id.startswith(below)])
 
     def owners(self, ids: Iterable[str]) -> dict[str, str]:
-        """The source of every document there is or was."""
+        """Return the source of each of these documents, including removed ones."""
         return dict(self._by_id("SELECT id, source FROM document WHERE id IN", ids))
 
     def by_source(self) -> dict[str, int]:
@@ -538,7 +538,7 @@ class DocumentStore(ABC):
             return {source: int(count) for source, count in self._rows(db, sql)}
 
     def changes(self, after: int, limit: int) -> list[Change]:
-        """What was written or removed since a change, in order, each document as it is now."""
+        """Return the documents written or removed since a change, in order, each as it is now."""
         sql = """SELECT id, change, removed, title, body, language, type, date, allow FROM document
             WHERE change > ? ORDER BY change LIMIT ?"""
         with self._transaction() as db:
@@ -556,7 +556,7 @@ class DocumentStore(ABC):
             after = changes[-1].change
 
     def spread(self, count: int) -> Iterator[Change]:
-        """At most `count` documents from the first change to the last, about as far from each other."""
+        """Yield at most `count` documents, evenly spaced from the first change to the last."""
         seen = set()
         for after in np.linspace(0, self.latest(), count, endpoint=False).astype(int).tolist():
             for change in self.changes(after, 1):
@@ -574,7 +574,7 @@ class DocumentStore(ABC):
         }
 
     def originals(self, ids: Iterable[str]) -> dict[str, tuple[str, str]]:
-        """Title and body of documents of which parts are withheld, with those."""
+        """Return title and body of documents with withheld parts, including those parts."""
         sql = "SELECT id, original FROM document WHERE original <> '' AND removed = 0 AND id IN"
         return {id: (title, body) for id, text in self._by_id(sql, ids) for title, body in [json.loads(text)]}
 
@@ -585,8 +585,7 @@ class DocumentStore(ABC):
         return int(count)
 
     def languages(self, principals: frozenset[str] | None = None) -> dict[str, int]:
-        """How many documents there are in every language, by its code, of all or of those that these
-        principals may see."""
+        """Count the documents in every language, by its code: all, or those that these principals may see."""
         sql = "SELECT allow, language, count(*) FROM document WHERE removed = 0 GROUP BY allow, language"
         counts: Counter[str] = Counter()
         with self._transaction() as db:
@@ -596,7 +595,7 @@ class DocumentStore(ABC):
         return dict(sorted(counts.items()))
 
     def principals(self) -> frozenset[str]:
-        """Those whom any document names."""
+        """Return the principals that any document names."""
         with self._transaction() as db:
             rows = self._rows(db, "SELECT DISTINCT allow FROM document WHERE removed = 0")
         return frozenset(name for (allow,) in rows for name in _lines(allow))
@@ -632,7 +631,7 @@ class DocumentStore(ABC):
             )
 
     def merge_judgements(self, judgements: Sequence[Judgement]) -> Counts:
-        """Store judgements of one person, or as many as differ from what is stored; how many did."""
+        """Store those of one person's judgements that differ from stored ones. Returns their counts."""
         unique = {(_storable(each.query), each.document): each for each in judgements}
         if not unique:
             return Counts()
@@ -646,13 +645,13 @@ class DocumentStore(ABC):
         return Counts(added=added, changed=len(new) - added)
 
     def withdraw(self, query: str, document: str, *, peer: str, person: str) -> None:
-        """Forget what a person judged of a document for a query, if anything."""
+        """Delete a person's judgement of a document for a query, if there is one."""
         sql = "DELETE FROM judgement WHERE query = ? AND document = ? AND peer = ? AND person = ?"
         with self._transaction(writing=True) as db:
             self._rows(db, sql, (_storable(query), document, peer, person))
 
     def verdicts(self, query: str, documents: Sequence[str], *, peer: str) -> list[tuple[str, str, bool]]:
-        """(document, person, relevant) of what people judged through a peer, the latest last."""
+        """Return (document, person, relevant) of people's judgements through a peer, the latest last."""
         sql = """SELECT document, person, relevant, at FROM judgement
             WHERE query = ? AND peer = ? AND document IN"""
         rows = sorted(self._by_id(sql, documents, _storable(query), peer), key=lambda row: row[3])
@@ -668,7 +667,7 @@ class DocumentStore(ABC):
             )
 
     def requests(self, *, peer: str | None = None, person: str | None = None) -> list[StoredRequest]:
-        """Requests, the latest first: all, of a peer, or of one person of a peer's."""
+        """Return requests, the latest first: all, those through a peer, or those of one person of a peer."""
         where = {name: value for name, value in (("peer", peer), ("person", person)) if value is not None}
         condition = f" WHERE {' AND '.join(f'{name} = ?' for name in where)}" if where else ""
         sql = f"SELECT {_REQUEST} FROM request{condition} ORDER BY at DESC, number"
@@ -676,7 +675,7 @@ class DocumentStore(ABC):
             return [StoredRequest(*row) for row in self._rows(db, sql, list(where.values()))]
 
     def settle_request(self, number: str, was: str, state: str, *, word: str = "", at: float) -> bool:
-        """Move a request from one state to the next; whether it was in that state."""
+        """Move a request from state `was` to `state`. Returns whether it was in state `was`."""
         sql = """UPDATE request SET state = ?, word = CASE WHEN ? = '' THEN word ELSE ? END, answered = ?
             WHERE number = ? AND state = ? RETURNING number"""
         with self._transaction(writing=True) as db:
@@ -688,7 +687,7 @@ class DocumentStore(ABC):
             self._rows(db, "DELETE FROM request WHERE at < ?", (before,))
 
     def present(self, ids: Iterable[str], principals: frozenset[str] | None = None) -> set[str]:
-        """Those of the ids that a stored document has, of all or of those that these principals may see."""
+        """Return those of the ids that are stored, and that these principals may see; None may see all."""
         rows = self._by_id("SELECT id, allow FROM document WHERE removed = 0 AND id IN", ids)
         return {id for id, allow in rows if principals is None or may_see(_lines(allow), principals)}
 
@@ -709,7 +708,7 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
 
 
 def _having(text: str) -> str:
-    """A pattern of LIKE for what has a text in it."""
+    """Return a pattern of LIKE for texts that contain a text."""
     escaped = re.sub("[!%_]", r"!\g<0>", text)
     return f"%{escaped}%"
 
@@ -719,13 +718,13 @@ def _lines(text: str) -> tuple[str, ...]:
 
 
 def _storable(text: str) -> str:
-    """Without what no database takes: halves of surrogate pairs and NUL."""
+    """Replace characters that no database accepts: halves of surrogate pairs and NUL."""
     whole = text if text.isascii() else text.encode("utf-8", "replace").decode()
     return whole.replace("\0", " ")
 
 
 class SqliteStore(DocumentStore):
-    """One file, in WAL mode; every thread has a connection of its own."""
+    """Store in one SQLite file, in WAL mode; every thread has a connection of its own."""
 
     migrations = migrations_of("sqlite")
 
@@ -767,11 +766,11 @@ class SqliteStore(DocumentStore):
             db.execute("COMMIT")
 
     def _forget(self) -> None:
-        """Empty the log, which has texts until it is written over; `secure_delete` sees to the rest."""
+        """Empty the write-ahead log, which keeps old texts; `secure_delete` covers the rest."""
         self._db().execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def rewrite(self) -> None:
-        """Write the file anew, so that it holds nothing but what is stored, and empty its log."""
+        """Rewrite the file, so that it contains nothing but what is stored, and empty its log."""
         try:
             self._db().execute("VACUUM")
         except sqlite3.OperationalError as error:
