@@ -1,4 +1,4 @@
-"""`python -m isthmus` is `isthmus`."""
+"""Run the `isthmus` command as `python -m isthmus`."""
 
 import sys
 

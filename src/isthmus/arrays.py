@@ -24,7 +24,8 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ids:
-    """`codes[i]` is the position of row i's identifier in the sorted `vocabulary`."""
+    """A column of identifiers: `codes[i]` is the position of row i's identifier in the sorted
+    `vocabulary`."""
 
     codes: IntArray
     vocabulary: pa.LargeStringArray
@@ -67,7 +68,7 @@ class Ids:
         return words
 
     def codes_in(self, other: Ids) -> IntArray:
-        """For every row, the code that `other` gives the same identifier; -1 where it has none."""
+        """For every row, the code of the same identifier in `other`; -1 where it is absent."""
         return self.translation(other)[self.codes]
 
     def translation(self, other: Ids) -> IntArray:
@@ -79,7 +80,7 @@ class Ids:
 
     @staticmethod
     def concat(columns: Sequence[Ids]) -> Ids:
-        """One column after the other under a common vocabulary."""
+        """Join columns one after the other, under a common vocabulary."""
         if not columns:
             return Ids.of([])
         merged = Ids.of(pa.concat_arrays([column.vocabulary for column in columns]))
@@ -106,7 +107,7 @@ def _as_arrow(values: Iterable[str] | pa.Array | pa.ChunkedArray) -> pa.LargeStr
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """The same data behind a read-only view, so that tables can share it."""
+    """A read-only view of the same data, so that tables can share it."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -1,20 +1,20 @@
-"""Ask silos one question, and take what they answer as a sum or one by one.
+"""Ask silos one question, and add their answers up or collect them one by one.
 
     silos = Silos.in_memory({"north": north.answer, "south": south.answer})
     silos.sum(question)                                 a vector: the asker uses the total and nothing else
     silos.collect(question, shows="how large it is")    every silo's own answer, by name
 
-*Sums* add: vectors of one length. They are plain, where the asker is trusted with each; masked, where it can
-open the total alone (`MaskedSilos`, where masks were agreed for a session and nobody leaves; `pass_on`, which
-takes the steps of a `private.Summation` to silos and back, where some may); or noised, where every silo has
-added its share of noise, and charged its own ledger, before it answers (`private.sums`).
-*Collections* are each silo's own. They are never masked, and whoever collects says what an answer shows of
-its silo: `shows` is in the answers and in the log.
+*Sums* are of vectors of one length. They are plain, where the asker is trusted with each vector; masked,
+where the asker can read the total alone (`MaskedSilos`, where masks were agreed for a session and no silo
+leaves; `pass_on`, which takes the steps of a `private.Summation` to silos and back, where some may leave); or
+noised, where every silo has added its share of noise, and charged its own ledger, before it answers
+(`private.sums`). *Collections* have each silo's own answer. They are never masked, and the asker states what
+an answer shows of its silo: `shows` is in the answers and in the log.
 
 A *carrier* takes questions to silos and brings replies until the deadline: within one process (`in_memory`),
 over the nodes' HTTPS interface (`service.statistics.Nodes`), or as Flower messages
-(`federation.messages.GridCarrier`). It knows nothing of sums, and this module nothing of networks. What a
-silo refuses, what cannot be read and what never came is in `Answers.failed`, by silo; with fewer answers than
+(`federation.messages.GridCarrier`). Carriers have no code for sums, and this module none for networks.
+Refusals, unreadable replies and missing ones are in `Answers.failed`, by silo; with fewer answers than
 `least` the question has failed (`TooFew`).
 
 >>> silos = Silos.in_memory({"north": lambda x: np.array([x, 1]), "south": lambda x: np.array([2 * x, 1])})
@@ -43,13 +43,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 DEADLINE = 600.0
-"""Seconds that a silo has to answer, where nobody says otherwise."""
+"""Default deadline for answers, in seconds."""
 
 
 class Carrier(Protocol):
-    """Brings (silo, reply) as replies come, until the deadline in seconds has passed; errors are replies too.
+    """Yields (silo, reply) as replies come, until the deadline in seconds has passed; errors are replies too.
 
-    Once `enough` silos have answered it may wait for the others less long.
+    Once `enough` silos have answered, it need not wait long for the others.
     """
 
     def __call__(
@@ -59,20 +59,21 @@ class Carrier(Protocol):
 
 @dataclass(frozen=True)
 class Answers(Generic[T]):
-    """What silos answered, and why others have no answer here."""
+    """The silos' answers, and the errors of silos without one."""
 
     by_silo: Mapping[Any, T]
     failed: Mapping[Any, Exception] = field(default_factory=dict)
     shows: str = ""
-    """What every answer of a collection shows of its silo; of a sum nothing is seen but the total."""
+    """What each answer of a collection shows of its silo; empty for a sum, of which only the total is
+    seen."""
 
     def reasons(self) -> dict[str, str]:
-        """What was wrong, by silo and in the order of names."""
+        """The reasons for failures, by silo in the order of names."""
         return {str(name): str(error) or type(error).__name__ for name, error in sorted(self.failed.items())}
 
 
 class TooFew(FederationError):
-    """Fewer silos have answered than a question needs; `answers` are those there were."""
+    """Fewer silos have answered than a question needs; `answers` has those that did."""
 
     def __init__(self, message: str, answers: Answers[Any] | None = None) -> None:
         self.answers = answers or Answers({})
@@ -87,10 +88,11 @@ def settle(
     deadline: float = DEADLINE,
     shows: str = "",
 ) -> Answers[T]:
-    """What `read(silo, reply)` makes of replies, one at a time: one bad answer costs that answer alone.
+    """Read replies one at a time with `read(silo, reply)`. An unusable reply fails for its silo only.
 
-    Replies of strangers, and second ones, are ignored; an error that is no silo's is raised. Of a collection
-    `shows` says what each answer shows of its silo.
+    Replies of silos that were not asked, or whose answer was read already, are ignored; an exception that is
+    neither an IsthmusError nor an OSError is raised. For a collection, `shows` says what each answer shows of
+    its silo.
     """
     failed: dict[Any, Exception] = dict.fromkeys(silos, TimeoutError(f"no answer within {deadline:g} s"))
     by_silo: dict[Any, T] = {}
@@ -114,7 +116,7 @@ def settle(
 
 
 class Each(dict[Any, Any]):
-    """A question of its own for every silo."""
+    """Questions by silo, a different one for each."""
 
 
 def _as_it_is(silo: Any, reply: Any) -> Any:
@@ -123,22 +125,24 @@ def _as_it_is(silo: Any, reply: Any) -> Any:
 
 @dataclass(frozen=True)
 class Silos:
-    """Silos by name, how they are reached, and what a question needs: `least` answers, None means all."""
+    """Silos by name, the carrier to them, and what a question needs: `least` answers, where None means
+    all."""
 
     names: tuple[Any, ...]
     carrier: Carrier
     deadline: float = DEADLINE
     least: int | None = None
     enough: int = 0
-    """Answers after which a carrier may hurry; 0: `least`."""
+    """Number of answers after which a carrier need not wait long for the rest; 0 means `least`."""
 
     @classmethod
     def in_memory(cls, answers: Mapping[str, Callable[[Any], Any]], **needs: Any) -> Silos:
-        """Silos within this process, each the function that answers."""
+        """Silos within this process, each given by the function that answers."""
         return cls(tuple(answers), _Memory(answers), **needs)
 
     def ask(self, question: Any, read: Callable[[Any, Any], T], *, shows: str = "") -> Answers[T]:
-        """Ask all silos one question or `Each` its own; TooFew if fewer than `least` answer."""
+        """Ask all silos one question, or each its own (`Each`). Raises TooFew if fewer than `least`
+        answer."""
         questions = question if isinstance(question, Each) else dict.fromkeys(self.names, question)
         least = len(self.names) if self.least is None else self.least
         replies = self.carrier(questions, deadline=self.deadline, enough=max(1, self.enough or least))
@@ -149,7 +153,7 @@ class Silos:
         return answers
 
     def collect(self, question: Any, read: Callable[[Any, Any], T] = _as_it_is, *, shows: str) -> Answers[T]:
-        """Every silo's own answer; `shows` says what it shows of a silo, after "each silo has shown"."""
+        """Collect every silo's own answer; `shows` completes the log message "silos have each shown"."""
         if not shows:
             raise PrivacyError(
                 "a collection is every silo's own answer: say what it shows of a silo (shows=…)"
@@ -157,7 +161,7 @@ class Silos:
         return self.ask(question, read, shows=shows)
 
     def sum(self, question: Any, read: Callable[[Any, Any], Any] = _as_it_is) -> NDArray[Any]:
-        """The total of the vectors that silos answer with, in the order of their names here."""
+        """The sum of the vectors that silos answer with, added in the order of `names`."""
         vectors = self.ask(question, read).by_silo
         if len({np.shape(vector) for vector in vectors.values()}) != 1:
             raise ProtocolError("answers of different lengths do not add up")
@@ -172,14 +176,14 @@ class Silos:
         write: Callable[[Parts], Any],
         read: Callable[[Any], Mapping[str, bytes]] = dict,
     ) -> Answers[None]:
-        """One step of a secure sum: hand every silo what is for it, and take in what comes back."""
+        """Carry out one step of a secure sum: hand every silo its parts, and store the parts in its reply."""
         questions = Each({name: write(sums.next(step, name)) for name in silos})
         return self.ask(questions, lambda name, reply: sums.receive(step, name, read(reply)))
 
 
 @dataclass(frozen=True)
 class Numbered:
-    """A question of a session, and its number there."""
+    """A question of a session, with its number there."""
 
     number: int
     question: Any
@@ -189,15 +193,15 @@ class Numbered:
 class MaskedSilos(Silos):
     """All members of a session of masked sums (`private.MaskedMember`).
 
-    Carriers get `Numbered` questions, ascending. To a sum silos answer with words, the multiples of
-    `FixedPoint` under their masks: the total is opened here, and is noise unless all of them answered the
-    same question. What is collected carries no masks.
+    Carriers get `Numbered` questions in ascending order. To a sum, silos answer with words: multiples of
+    `FixedPoint` under their masks. The total is decoded here, and is noise unless all of them answered the
+    same question. Collected answers carry no masks.
     """
 
     numbers: Iterator[int] = field(default_factory=count, compare=False)
 
     def ask(self, question: Any, read: Callable[[Any, Any], T], *, shows: str = "") -> Answers[T]:
-        """As any silos, under the next number."""
+        """Ask as `Silos` does, under the next number."""
         number = next(self.numbers)
         if isinstance(question, Each):
             numbered: Any = Each({name: Numbered(number, each) for name, each in question.items()})
@@ -206,13 +210,14 @@ class MaskedSilos(Silos):
         return super().ask(numbered, read, shows=shows)
 
     def sum(self, question: Any, read: Callable[[Any, Any], Any] = _as_it_is) -> NDArray[Any]:
-        """The total of the vectors behind the words that silos answer with."""
+        """The total of the vectors that silos answer with in masked words."""
         return FixedPoint(len(self.names)).decode(super().sum(question, read))
 
 
 @dataclass(frozen=True)
 class _Memory:
-    """A carrier within one process; whoever would be asked after the deadline is not."""
+    """A carrier within one process. Silos answer in turn; after the deadline it drops the last reply and asks
+    no more."""
 
     silos: Mapping[str, Callable[[Any], Any]]
 

@@ -35,7 +35,7 @@ from isthmus.errors import ConfigError
 T = TypeVar("T")
 Source: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | None"
 NONE = "none"
-"""How None is written."""
+"""The word for None in TOML."""
 
 
 def load(cls: type[T], source: Source = None, overrides: Iterable[str] = ()) -> T:
@@ -68,14 +68,15 @@ def to_toml(config: Any) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """One value as TOML, to stand after `key = `; of a dataclass what differs from its defaults."""
+    """One value as TOML, to stand after `key = `; for a dataclass, only what differs from its defaults."""
     return _value(_plain(_changed(value)))
 
 
 def settings_repr(thing: object) -> str:
-    """`Name(setting=value, …)` as scikit-learn prints an estimator: what differs from its default.
+    """`Name(setting=value, …)` as scikit-learn prints an estimator: the settings that differ from their
+    defaults.
 
-    What may be given by position is always there: `MLP(hidden=(32,))`.
+    Positional settings are always included: `MLP(hidden=(32,))`.
     """
     settings = []
     for name, parameter in _parameters(type(thing)).items():
@@ -86,7 +87,7 @@ def settings_repr(thing: object) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value as Python writes it; of settings inside settings, what differs from the default."""
+    """The `repr` of a value; for a dataclass, only the settings that differ from their defaults."""
     if not is_dataclass(value) or isinstance(value, type):
         return repr(value)
     defaults = {name: each.default for name, each in _parameters(type(value)).items()}
@@ -95,7 +96,8 @@ def _short(value: Any) -> str:
 
 
 def _parameters(cls: type) -> dict[str, Parameter]:
-    """The constructor's parameters, those that it passes on to the class above too, with their defaults."""
+    """The constructor's parameters with their defaults, including those that it passes on to its base
+    class."""
     own = dict(signature(cls).parameters)
     if passed_on := [name for name, each in own.items() if each.kind is each.VAR_KEYWORD]:
         del own[passed_on[0]]
@@ -129,7 +131,7 @@ def _copied(table: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """A value from the command line: what it says, and what it means as TOML."""
+    """A value from the command line: its text, and its value as TOML."""
 
     text: str
     value: Any
@@ -170,11 +172,11 @@ _SCALARS: dict[Any, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
     Path: ("a path", lambda value: isinstance(value, (str, PathLike)), Path),
     NoneType: (f'"{NONE}"', lambda value: value is None or value == NONE, lambda value: None),
 }
-"""What a field of each type is called, which values suit it, and how they become one."""
+"""For every scalar type: its description, a test of whether a value suits it, and the conversion."""
 
 
 class _Reader:
-    """Builds typed values and says where a wrong one came from."""
+    """Builds typed values; its errors name the key and the origin of a wrong value."""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
@@ -201,7 +203,7 @@ class _Reader:
             raise ConfigError(f"{self.origin}{at + ': ' if at else ''}{error}", key=at or None) from error
 
     def _without_retired(self, cls: Any, table: Mapping[str, Any], at: str) -> dict[str, Any]:
-        """The table without keys of earlier releases, which must be empty there."""
+        """The table without keys of earlier releases. Raises ConfigError if one of them has a value."""
         retired = {key: cure for key, cure in getattr(cls, "retired", {}).items() if key not in _hints(cls)}
         for key, cure in retired.items():
             value = table.get(key)
@@ -295,7 +297,7 @@ def _required(cls: Any) -> list[str]:
 
 
 def _describe(kind: Any) -> str:
-    """A type in the words of a person who writes TOML."""
+    """Describe a type in words for an author of TOML."""
     if kind in _SCALARS:
         return _SCALARS[kind][0]
     origin, arguments = get_origin(kind), get_args(kind)
@@ -327,7 +329,7 @@ def _plain(value: Any) -> Any:
 
 
 def _changed(value: Any) -> Any:
-    """Dataclasses as tables of what differs from their defaults."""
+    """Dataclasses as tables of the fields that differ from their defaults."""
     if isinstance(value, (list, tuple)):
         return [_changed(item) for item in value]
     if not is_dataclass(value) or isinstance(value, type):

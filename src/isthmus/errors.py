@@ -29,7 +29,7 @@ from typing import Any
 
 
 class IsthmusError(Exception):
-    """The root: `except IsthmusError` catches every failure Isthmus foresees."""
+    """The root of the tree: `except IsthmusError` catches every failure that Isthmus foresees."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a worker process sends its error home; the default would call __init__ with the message alone
@@ -67,7 +67,7 @@ class DataError(IsthmusError, ValueError):
 class ConfigError(IsthmusError, ValueError):
     """A configuration key or value that Isthmus does not know.
 
-    `key` is dotted (`train.rounds`); `known` are the names possible where its last part stands.
+    `key` is dotted (`train.rounds`); `known` are the names that are valid in the place of its last part.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ConfigError(IsthmusError, ValueError):
 
 
 class MissingExtra(IsthmusError, ImportError):
-    """An optional room was entered without its furniture."""
+    """An optional package is missing; the message names the extra that installs it."""
 
     def __init__(self, extra: str, purpose: str) -> None:
         self.extra = extra
@@ -102,13 +102,13 @@ class MissingExtra(IsthmusError, ImportError):
 
 
 def check_extra(extra: str, purpose: str, *modules: str) -> None:
-    """Raise MissingExtra where a module of an extra is not installed, without importing it."""
+    """Raise MissingExtra if a module of an extra is not installed, without importing it."""
     if any(importlib.util.find_spec(module) is None for module in modules):
         raise MissingExtra(extra, purpose)
 
 
 class MissingDistribution(IsthmusError, ImportError):
-    """A command was asked for that a distribution beside this one brings."""
+    """The command belongs to another distribution, which is not installed."""
 
     def __init__(self, distribution: str, command: str, cure: str) -> None:
         self.distribution = distribution
@@ -116,7 +116,7 @@ class MissingDistribution(IsthmusError, ImportError):
 
 
 class PrivacyError(IsthmusError):
-    """Something private would have left a silo, or a message was not what it should be."""
+    """A release that is not allowed, or a message that is not what it should be."""
 
 
 class BudgetExhausted(PrivacyError):
@@ -164,7 +164,7 @@ class SiloUnavailable(ServiceError):
 
 
 class Refused(ServiceError):
-    """The other side knows us and said no."""
+    """The other side recognised the caller and refused the request."""
 
 
 def _revived(kind: type[IsthmusError], args: tuple[Any, ...], state: dict[str, Any]) -> IsthmusError:
@@ -174,7 +174,7 @@ def _revived(kind: type[IsthmusError], args: tuple[Any, ...], state: dict[str, A
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` was probably meant to be, if any is close enough."""
+    """The known word that `word` was probably meant to be, or None if none is close enough."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
 

@@ -1,7 +1,8 @@
-"""Facades: the public names of a folder stand once, in the stub `__init__.pyi` beside its `__init__.py`.
+"""Facades: the public names of a package are listed once, in the stub `__init__.pyi` beside its
+`__init__.py`.
 
-Type checkers and editors read the stub. At run time a name is loaded, with the module it lives in, when it is
-used, so that importing a folder costs nothing and nobody imports what they do not need.
+Type checkers and editors read the stub. At run time a name is loaded, with its module, when it is used, so
+that importing a package costs nothing and loads no module that is not needed.
 """
 
 from __future__ import annotations

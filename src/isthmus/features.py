@@ -1,7 +1,7 @@
 """The sixteen features of a (query, document) pair, from counts that may be exact or private.
 
 For title and body each: TF, IDF, TF·IDF, BM25 and three language models; and the two lengths. The formulae
-read counts through the protocol `TermCounts` and cannot tell where these come from.
+read counts through the protocol `TermCounts`, which is the same for both kinds of counts.
 
 >>> from isthmus.text import tokenise
 >>> body = ExactCounts.of(tokenise(["a red apple", "a green pear"]))
@@ -30,16 +30,16 @@ from isthmus.text import ENGLISH, Tokeniser, Tokens
 FIELDS = ("title", "body")
 _KINDS = ("TF", "IDF", "TF·IDF", "BM25", "LMIR.ABS", "LMIR.DIR", "LMIR.JM")
 NAMES = (*(f"{name}.{kind}" for name in FIELDS for kind in _KINDS), *(f"{name}.length" for name in FIELDS))
-"""The features in the order of the columns."""
+"""The names of the features, in the order of the columns."""
 
 _BLOCK = 1 << 18  # (pair, term) rows worked on at once
 
 
 class TermCounts(Protocol):
-    """What the formulae must know of one field of a collection, part of which is at hand.
+    """The counts of one field that the formulae need, for some documents of a larger collection.
 
-    `documents` and `length` are of the whole collection (all silos), `lengths` and `distinct` have one value
-    for every document at hand.
+    `documents` and `length` are totals of the whole collection (all silos); `lengths` and `distinct` have one
+    value for each of the documents.
     """
 
     @property
@@ -97,12 +97,13 @@ PROFILES = {
     "paper": Settings(idf="ratio", relative=True),
     "code": Settings(idf="code", relative=True),
 }
-"""Named settings: ours, those of LETOR's features, and CS-F-LTR's as printed and as coded."""
+"""Named settings: the defaults, those of LETOR's features, and those of CS-F-LTR as printed and as coded."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Pairs of a query and a document, by their positions; those of one query stand together, in order."""
+    """Pairs of a query and a document, by their positions; pairs of one query are adjacent, in order of the
+    queries."""
 
     queries: IntArray
     documents: IntArray
@@ -123,7 +124,7 @@ class Pairs:
 
     @classmethod
     def of_run(cls, run: Run, queries: Queries, documents: Ids) -> Pairs:
-        """The pairs of a run; a query or a document that is not at hand is a DataError."""
+        """The pairs of a run. Raises DataError for a query or a document that is not among those given."""
         place = {query: at for at, query in enumerate(queries.ids)}
         missing = next((query for query in run.queries if query not in place), None)
         if missing is not None:
@@ -140,7 +141,8 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class ExactCounts:
-    """Counts of documents one may read. `collection` is what they are a part of, by default themselves."""
+    """Exact counts of readable documents. `collection` has the statistics of all documents, by default of
+    these."""
 
     tokens: Tokens
     collection: Statistics
@@ -200,7 +202,7 @@ def compute(
     body: TermCounts,
     settings: Settings = PROFILES["default"],
 ) -> FloatArray:
-    """The features of every pair, of shape (pairs, 16); a word that a query repeats counts as often."""
+    """The features of every pair, of shape (pairs, 16); a word counts as often as the query repeats it."""
     terms = _QueryTerms.of(queries)
     fields = [_Formulae(settings, field, terms) for field in (title, body)]
     table = np.empty((len(pairs), len(NAMES)))
@@ -218,7 +220,7 @@ def compute(
 def bm25(
     queries: Tokens, pairs: Pairs, counts: TermCounts, *, settings: Settings = PROFILES["default"]
 ) -> FloatArray:
-    """The BM25 of every pair over one field, alone."""
+    """The BM25 of every pair over one field, without the other features."""
     terms = _QueryTerms.of(queries)
     formulae = _Formulae(settings, counts, terms)
     scores = np.zeros(len(pairs))
@@ -234,7 +236,7 @@ def letor(
     settings: Settings = PROFILES["default"],
     tokeniser: Tokeniser = ENGLISH,
 ) -> Letor:
-    """Feature rows for the candidates of a run over a collection one may read, graded by its judgements."""
+    """Feature rows for the candidates of a run over a readable collection, graded by its judgements."""
     documents = Ids.of(corpus.documents.ids)
     fields = (corpus.documents.titles, corpus.documents.bodies)
     title, body = (ExactCounts.of(tokeniser(texts)) for texts in fields)
@@ -244,7 +246,7 @@ def letor(
 
 
 def as_letor(corpus: Corpus, pairs: Pairs, documents: Ids, table: ArrayLike) -> Letor:
-    """Feature rows under their names, with the judged grades; unjudged and negative ones are 0."""
+    """Feature rows with their names and judged grades; unjudged and negative grades become 0."""
     names = Ids.of(corpus.queries.ids)[pairs.queries]
     ids = documents[pairs.documents]
     placed = Run.of(names, ids, -np.arange(len(pairs)))  # falling scores keep our order
@@ -254,7 +256,7 @@ def as_letor(corpus: Corpus, pairs: Pairs, documents: Ids, table: ArrayLike) -> 
 
 @dataclass(frozen=True, eq=False)
 class _QueryTerms:
-    """Every query as its distinct words with how often each stands there, in CSR form."""
+    """The distinct words of every query and how often it has each, in CSR form."""
 
     words: Ids
     offsets: IntArray
@@ -277,7 +279,7 @@ class _QueryTerms:
         return np.diff(self.offsets)
 
     def sums(self, values: FloatArray) -> FloatArray:
-        """For a value of every vocabulary word, its sum over every query."""
+        """The sum over every query of a value for each vocabulary word, counting repeated words as often."""
         query = np.repeat(np.arange(len(self.sizes)), self.sizes)
         return np.bincount(query, values[self.words.codes] * self.times, len(self.sizes)).astype(np.float64)
 
@@ -340,7 +342,7 @@ class _Formulae:
 
 @dataclass(frozen=True, eq=False)
 class _Words:
-    """Of words of a query: how often it has each, its idf, and its share of the collection."""
+    """Words of a query: their counts in it, their idf, and their shares of the collection."""
 
     times: FloatArray
     weight: FloatArray
@@ -349,7 +351,8 @@ class _Words:
 
 @dataclass(frozen=True, eq=False)
 class _Documents:
-    """Of documents: their terms, distinct ones too, and the mean number in the collection."""
+    """Documents: their numbers of terms and of distinct terms, and the mean number of terms in the
+    collection."""
 
     lengths: NDArray[Any]
     distinct: NDArray[Any]
@@ -357,8 +360,7 @@ class _Documents:
 
 
 def _of_one_query(fields: Sequence[_Formulae], documents: IntArray, table: FloatArray) -> None:
-    """Fill in the features of one query's pairs: documents are the last axis, its words the one before, the
-    fields the first."""
+    """Fill in the features of one query's pairs: arrays are fields × words × documents."""
     terms = fields[0].terms
     shape = (len(fields), len(terms.words), len(documents))
     rows, words = np.tile(documents, shape[1]), terms.words[np.repeat(np.arange(shape[1]), shape[2])]
@@ -390,12 +392,12 @@ def _values(
     documents: _Documents,
     spread: Callable[[FloatArray], FloatArray],
 ) -> FloatArray:
-    """What every word of a query adds to its six sums for a document: TF, TF·IDF, BM25 and ln p(t|d) under
-    absolute discounting, Dirichlet and Jelinek-Mercer smoothing, 0 where p is 0.
+    """The contribution of every query word to its six sums for a document: TF, TF·IDF, BM25 and ln p(t|d)
+    under absolute discounting, Dirichlet and Jelinek-Mercer smoothing, 0 where p is 0.
 
-    `counted` is how often a document has a word; values of words broadcast against it, those of documents
-    after `spread`. Where a document lacks the word every p is a factor of the document times one of the word,
-    so that a logarithm for both is needed only where it has it.
+    `counted` is how often a document has a word; values of words broadcast against it, and those of documents
+    do after `spread`. Where a document lacks the word, every p is a product of a factor of the document and
+    one of the word, so a logarithm of their combination is only needed where it has the word.
     """
     lam, mu, delta = settings.jelinek, settings.dirichlet, settings.discount
     lengths = documents.lengths.astype(np.float64)
@@ -446,7 +448,7 @@ def _saturated(settings: Settings, counted: FloatArray, spread: FloatArray) -> F
 
 
 def _segment_sums(values: FloatArray, ends: IntArray) -> FloatArray:
-    """The sum of every segment along the last axis; some may be empty; `ends` are their ends."""
+    """The sum of every segment along the last axis, from the segments' `ends`; segments may be empty."""
     starts = np.concatenate(([0], ends[:-1]))
     if not len(ends):
         return np.zeros((*values.shape[:-1], 0))
@@ -455,7 +457,7 @@ def _segment_sums(values: FloatArray, ends: IntArray) -> FloatArray:
 
 
 def _blocks(terms: _QueryTerms, pairs: Pairs) -> Iterator[slice]:
-    """Ranges of pairs with about so many (pair, term) rows."""
+    """Ranges of pairs with about `_BLOCK` (pair, term) rows each."""
     ends = np.cumsum(terms.sizes[pairs.queries])
     first = 0
     while first < len(pairs):

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, files with secrets, and locks between processes."""
+"""Files that are written as a whole or not at all, files with secrets, and locks between processes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from isthmus.errors import DataError
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[IO[bytes]]:
-    """A stream whose content takes the file's place once it is complete and on disk.
+    """Yield a stream whose content replaces the file once it is complete and on disk.
 
-    A reader sees the old file or the new one, never half of it, whatever happens in between. A name that
-    ends in `.gz` is compressed. Through a link its file is replaced; what is not a regular file (a pipe, a
-    terminal, /dev/stdout) is written to directly, behind what is there. What is `private` nobody but its
-    owner can read, from its first byte on.
+    A reader sees the old file or the new one, never half of it, whatever happens in between. A name that ends
+    in `.gz` is compressed. If the path is a link, the file that it points to is replaced; what is not a
+    regular file (a pipe, a terminal, /dev/stdout) is written to directly, after its present content. With
+    `private`, only the owner can read the file, from its first byte on.
     """
     target = Path(path)
     packed = target.suffix == ".gz"
@@ -53,7 +53,7 @@ def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterato
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes, *, private: bool = False) -> None:
-    """A file that is there whole or not at all; what is `private` only its owner can read."""
+    """Write a file as a whole or not at all; with `private`, only its owner can read it."""
     with replacing(path, private=private) as stream:
         stream.write(content)
 
@@ -63,9 +63,9 @@ write_private = partial(write_whole, private=True)
 
 @contextmanager
 def locked(path: str | os.PathLike[str], *, wait: bool = True) -> Iterator[int]:
-    """One thread of one process at a time has the file's lock, which ends with its process.
+    """Hold a file's lock, which one thread of one process has at a time and which ends with its process.
 
-    Yields the open file's number. Others wait, or get a BlockingIOError.
+    Yields the descriptor of the open file. Others wait, or get a BlockingIOError without `wait`.
     """
     opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -76,7 +76,7 @@ def locked(path: str | os.PathLike[str], *, wait: bool = True) -> Iterator[int]:
 
 
 def lock(opened: int, *, wait: bool = True) -> None:
-    """The lock of an open file, until it is closed; nothing where the system has no such locks."""
+    """Lock an open file until it is closed; does nothing on a system without such locks."""
     if os.name == "posix":
         import fcntl
 
@@ -84,7 +84,8 @@ def lock(opened: int, *, wait: bool = True) -> None:
 
 
 def private_file(path: str | os.PathLike[str]) -> Path:
-    """A file with a secret that nobody but its owner can read, or a DataError with the cure."""
+    """The path of a file with a secret. Raises DataError, with the cure, if others than its owner can read
+    it."""
     file = Path(path)
     try:
         mode = stat.S_IMODE(file.stat().st_mode)
@@ -97,7 +98,7 @@ def private_file(path: str | os.PathLike[str]) -> Path:
 
 
 def _create(path: str, flags: int, *, mode: int) -> int:
-    """Open a file that is not there yet; one that is, or a link, is an error."""
+    """Open a new file. Raises an error if there is a file or a link of that name."""
     return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), mode)
 
 

@@ -1,10 +1,12 @@
-"""Documents in their own languages: which stemmer and stop words each has, and which language a text is in.
+"""Analysis of texts by language: the stemmer and stop words of each language, and detection of a text's
+language.
 
     en de es fr it nl pt    stop words and a Snowball stemmer
     zh ja ko                pairs of characters, with English words among them as in English
 
-All silos analyse texts alike, so that their counts of terms add up: a language fixes what becomes of a text,
-and `analysis_name` names all of it. A query is read in every language that a silo has documents in.
+All silos analyse texts alike, so that their counts of terms add up: the language of a text determines its
+analysis, and `analysis_name` identifies the analyses of all languages. A query is analysed in every language
+that a silo has documents in.
 
 >>> tokeniser_of("de")(["Die Häuser am Fluss"]).words(0)
 ['haus', 'fluss']
@@ -37,22 +39,24 @@ NAMES = {
     "pt": "Portuguese",
     "zh": "Chinese",
 }
-"""Languages by their codes (ISO 639-1)."""
+"""The names of languages by their codes (ISO 639-1)."""
 AUTO = "auto"
 DEFAULT = "en"
 _STEMMED = ("en", "de", "es", "fr", "it", "nl", "pt")
 _SCRIPTS = {"ja": ("ぁ", "ヿ", 1.0), "ko": ("가", "힣", 1.0), "zh": ("㐀", "鿿", 0.4)}
-"""From which character to which, and how much one says: Japanese is written in Chinese characters too."""
+"""First and last character of a script, and the evidence of one: Japanese is written in Chinese characters
+too."""
 _READ = 4_000
-"""Characters of a text that tell its language."""
+"""Number of characters of a text that are read to detect its language."""
 _EVIDENCE, _AHEAD, _SHARE = 2.0, 1.5, 0.05
-"""What a language needs: so much evidence, so many times that of the next, so much a distinct word."""
+"""What a detected language needs: least evidence, least ratio to the next language, least evidence per
+distinct word."""
 
 
 def code_of(language: str) -> str:
-    """The code of a language by its code or its English name, in any case; `auto` is `auto`.
+    """The code of a language, from its code or its English name in any case; `auto` stays `auto`.
 
-    Raises ConfigError with the nearest for another.
+    Raises ConfigError, with the nearest name, for any other word.
     """
     wanted = language.strip().lower()
     for code, name in NAMES.items():
@@ -66,7 +70,7 @@ def code_of(language: str) -> str:
 
 @cache
 def tokeniser_of(language: str) -> Tokeniser:
-    """The tokeniser of a language by its code; that of English for "" and for those without a stemmer."""
+    """The tokeniser of a language by its code; that of English for "" and for languages without a stemmer."""
     if language not in _STEMMED[1:]:
         return ENGLISH
     words = (STOP_WORDS_FOLDER / f"{language}.txt").read_text(encoding="utf-8").split()
@@ -75,14 +79,14 @@ def tokeniser_of(language: str) -> Tokeniser:
 
 @cache
 def analysis_name() -> str:
-    """A digest of what becomes of texts in all languages: only counts of terms under one name add up."""
+    """A digest of the analyses of all languages: only counts of terms under the same name add up."""
     names = ["pairs of characters", *(tokeniser_of(code).name for code in _STEMMED)]
     return hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()
 
 
 def detect(texts: Iterable[str], among: Collection[str] = tuple(NAMES)) -> list[str]:
-    """The language of every text, by its stop words and its script; "" for one that does not tell, for it is
-    short or in no language of `among`."""
+    """The language of every text, detected by stop words and script; "" for a text that is too short to tell,
+    or in no language of `among`."""
     codes = tuple(code for code in NAMES if code in among)
     return [_detected(text[:_READ], codes) for text in texts]
 
@@ -105,7 +109,8 @@ def _detected(text: str, codes: tuple[str, ...]) -> str:
 
 @cache
 def _stop_words(codes: tuple[str, ...]) -> dict[str, list[str]]:
-    """Stop words, and of which languages they are; x, y and n are none here, but names."""
+    """Stop words, with the languages of each; single letters (x, y, n) are left out, since they are often
+    names."""
     shares: dict[str, list[str]] = {}
     for code in codes:
         for word in tokeniser_of(code).stop_words if code in _STEMMED else ():
@@ -115,15 +120,18 @@ def _stop_words(codes: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 def usual(codes: Sequence[str]) -> str:
-    """The language of most texts that tell theirs; English if none does."""
+    """The most frequent of the detected languages; English if none was detected."""
     return max(filter(None, codes), key=codes.count, default=DEFAULT)
 
 
 def by_tokeniser(
     cut: Cut, languages: Sequence[str]
 ) -> tuple[list[tuple[Tokeniser, list[str]]], NDArray[np.integer]]:
-    """The distinct words that every tokeniser reads, where texts are in these languages, by their codes; and
-    the place of every word of the texts among all those, one after the other."""
+    """Group the words of texts by the tokeniser of their language; `languages` has the code of every text.
+
+    Returns every tokeniser with its distinct words, and for every word of the texts its position among all
+    these words, one group after the other.
+    """
     tokenisers = {code: tokeniser_of(code) for code in dict.fromkeys(languages)}
     distinct = list(dict.fromkeys(tokenisers.values())) or [ENGLISH]
     if len(distinct) == 1:
@@ -139,17 +147,17 @@ def by_tokeniser(
 
 
 def beyond_english(languages: Iterable[str]) -> frozenset[str]:
-    """The languages, if any of them is analysed otherwise than English; none if not."""
+    """All the languages if any of them is analysed differently from English, else none."""
     codes = frozenset(code or DEFAULT for code in languages)
     return codes if any(tokeniser_of(code) != ENGLISH for code in codes) else frozenset()
 
 
 def query(text: str, languages: Collection[str]) -> Tokens:
-    """The terms of a query in every language that some documents are in: those of English first, then
-    what the others add.
+    """The terms of a query in every language that some documents are in: those of English first, then the
+    additional ones of the others.
 
-    Stop words of English, and of the language that the query is in where it tells, are no content in the
-    other languages either. Where it has no content at all, all its words as they are, `stopped`.
+    Stop words of English, and of the query's own language if it is detected, are left out in the other
+    languages too. A query without content words keeps all its words unchanged, marked in `stopped`.
     """
     codes = [code for code in NAMES if code in languages]
     tokenisers = sorted(dict.fromkeys(map(tokeniser_of, codes)), key=lambda each: each != ENGLISH) or [

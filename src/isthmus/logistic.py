@@ -1,7 +1,7 @@
-"""A logistic model from sums alone: what each holder of rows adds up, and the steps of whoever asks.
+"""Logistic regression from sums alone: the sums over each party's rows, and the steps of the party that asks.
 
 The rows stay where they are; loss, gradient and Hessian are sums over them, in the clear or under a secure
-sum. A node needs this to learn with others, so it stands apart from the calibrators and scikit-learn.
+sum. Nodes need this to learn together, so it depends neither on the calibrators nor on scikit-learn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FloatArray: TypeAlias = NDArray[np.float64]
 def likelihood_sums(
     features: FloatArray, targets: FloatArray, theta: FloatArray, *, weights: FloatArray | None = None
 ) -> FloatArray:
-    """(loss, gradient, Hessian row by row) of a logistic model, `features` holding one row per parameter."""
+    """(loss, gradient, Hessian row by row) of a logistic model; `features` has one row per parameter."""
     from scipy.special import expit
 
     margin = theta @ features
@@ -38,7 +38,7 @@ def newton(
 ) -> FloatArray:
     """Minimise Σ log-loss + ½ Σ penalty·θ² by damped Newton steps, from sums alone.
 
-    It ends where the next step promises less than this share of the loss.
+    It stops when the predicted decrease of the next step is at most `tolerance` times the loss.
     """
     return newton_together(
         lambda places, thetas: [sums(theta) for theta in thetas],
@@ -47,13 +47,13 @@ def newton(
 
 
 Steps: TypeAlias = Generator[FloatArray, FloatArray, FloatArray]
-"""Yields the θ whose sums it wants to be sent, and returns the last."""
+"""Yields every θ for which it is to be sent the sums, and returns the last."""
 
 
 def newton_together(
     sums: Callable[[Sequence[int], Sequence[FloatArray]], Sequence[FloatArray]], fits: Sequence[Steps]
 ) -> list[FloatArray]:
-    """Several fits at once: `sums(places, thetas)` answers, in one question, all that are not done yet."""
+    """Run several fits at once: `sums(places, thetas)` answers for all unfinished fits in one question."""
     at = {place: next(fit) for place, fit in enumerate(fits)}
     fitted: dict[int, FloatArray] = {}
     while at:
@@ -74,9 +74,9 @@ def newton_steps(
     least: FloatArray | None = None,
     tolerance: float = 1e-15,
 ) -> Steps:
-    """The steps of `newton`; no θ falls below `least`, where there is one.
+    """The steps of `newton`; no θ falls below `least`, if that is given.
 
-    A parameter that stands at its bound and would go on below it rests for a step (Bertsekas 1982).
+    A parameter at its bound that would move below it stays there for a step (Bertsekas 1982).
     """
     size = len(start)
     bound = np.full(size, -np.inf) if least is None else least

@@ -3,7 +3,7 @@
 Every loss takes the scores of all rows of a batch, their grades, and the CSR offsets of their queries, and
 gives the mean loss and its derivative by every score, so one function serves a network (which carries the
 gradient on to its weights) and a tree alike. The rows of query i are `offsets[i]:offsets[i + 1]`; lists may
-be empty and of any lengths. Pointwise losses average over rows and do not look at `offsets`; the others
+be empty and of any lengths. Pointwise losses average over rows and ignore `offsets`; the others
 average over queries. The arithmetic keeps the type of `scores`.
 
 >>> value, gradient = softmax(np.array([2.0, 1.0, 3.0]), np.array([1, 0, 0]), np.array([0, 3]))
@@ -28,11 +28,11 @@ Floats = NDArray[Any]
 Ints = NDArray[Any]
 
 PAIR_BUDGET = 1 << 15
-"""Pairs of (padded) documents looked at together: what they need fits a core's own cache."""
+"""Pairs of (padded) documents that are processed at once: their arrays fit a core's own cache."""
 
 
 class ScoreGradient(Protocol):
-    """The one signature of this file."""
+    """The signature that all losses here share."""
 
     def __call__(self, scores: Floats, labels: Ints, offsets: Ints, /) -> tuple[float, Floats]: ...
 
@@ -144,9 +144,10 @@ def risk_weights(
 ) -> Floats:
     """The weight of every query in a loss that counts losses against a baseline more than gains.
 
-    1 + α where nDCG@depth by `scores` is below that by `baseline`, one score a row each, else 1, also for an
-    empty list. URisk (Wang et al. 2012) is the mean of w_q (M_q − B_q), M and B the two values of a query: a
-    loss whose gradient of query q is multiplied by w_q climbs URisk as the loss itself climbs the mean of M.
+    The weight is 1 + α where nDCG@depth by `scores` is below that by `baseline`, one score a row each, else
+    1, also for an empty list. URisk (Wang et al. 2012) is the mean of w_q (M_q − B_q), where M and B are the
+    two values of a query: a loss whose gradient of query q is multiplied by w_q climbs URisk as the loss
+    itself climbs the mean of M.
     """
     own, reference = (_ndcg(values, labels, offsets, depth) for values in (scores, baseline))
     weights: Floats = np.where(own < reference - 1e-9, 1 + alpha, 1.0).astype(scores.dtype)
@@ -172,13 +173,13 @@ def _ndcg(scores: Floats, labels: Ints, offsets: Ints, depth: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss with what a trainer must know of it."""
+    """A loss, with the properties that a trainer needs to know."""
 
     name: str
     function: ScoreGradient
     kind: Literal["pointwise", "pairwise", "listwise"]
     graded: bool = False
-    """One output per grade instead of one score."""
+    """Whether the ranker has one output per grade instead of one score."""
     at_risk: bool = False
     """Whether queries below a baseline count more: the trainer multiplies gradients by `risk_weights`."""
     options: frozenset[str] = frozenset()
@@ -186,11 +187,11 @@ class Loss:
 
     @property
     def whole_queries(self) -> bool:
-        """Whether a batch must hold whole lists: the loss means nothing on torn queries."""
+        """Whether a batch must have whole lists, because the loss is undefined on torn queries."""
         return self.kind != "pointwise"
 
     def outputs(self, grades: int) -> int:
-        """How many outputs the ranker needs for a row, with grades 0 … `grades` − 1."""
+        """The number of outputs that the ranker needs for a row, with grades 0 … `grades` − 1."""
         return grades if self.graded else 1
 
 
@@ -209,11 +210,12 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
         )
     }
 )
-"""By name. A `risk-` loss needs a baseline."""
+"""The losses by name. A `risk-` loss needs a baseline."""
 
 
 def loss_named(name: str, **options: float) -> Loss:
-    """The loss of that name with these options; an unknown one is a ConfigError that names the nearest."""
+    """The loss of that name with these options. Raises ConfigError, with the nearest name, for an unknown
+    one."""
     if name not in LOSSES:
         raise ConfigError(f"no loss {name!r}", key=name, value=name, known=LOSSES)
     loss = LOSSES[name]
@@ -224,7 +226,7 @@ def loss_named(name: str, **options: float) -> Loss:
 
 
 def _gains(labels: Ints, dtype: Any) -> Floats:
-    """2^y − 1; a negative grade is worthless, like 0."""
+    """The gain 2^y − 1; a negative grade has gain 0, like grade 0."""
     gains: Floats = np.exp2(np.maximum(labels, 0).astype(dtype)) - dtype.type(1)
     return gains
 
@@ -254,13 +256,13 @@ def _blocks(offsets: Ints, depth: int | None = None) -> Iterator[tuple[Ints, NDA
 
 
 def _best_first(scores: Floats, rows: Ints, valid: NDArray[np.bool_]) -> Ints:
-    """Every list's rows by score, the padding still last, so that `valid` goes on holding."""
+    """Every list's rows by score, with the padding still last, so that `valid` remains right."""
     order = np.argsort(np.where(valid, -scores[rows], np.inf), axis=1, kind="stable")
     return np.take_along_axis(rows, order, axis=1)
 
 
 def _later(depth: int, longest: int, valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which pairs (i, j) of places count: j below i, so that each counts once, and no padding."""
+    """The pairs (i, j) of positions that count: j below i, so that each pair counts once, and no padding."""
     below = np.arange(longest) > np.arange(depth)[:, None]
     return below if valid.all() else below & valid[:, None, :]
 
@@ -278,7 +280,7 @@ def _swap_weights(gains: Floats, valid: NDArray[np.bool_], truncation: int | Non
 
 
 def _add_pairs(gradient: Floats, scores: Floats, rows: Ints, weights: Floats, sigma: float) -> float:
-    """Adds Σ |w_ij| log(1 + exp(−m_ij)), m_ij = sign(w_ij) σ(s_i − s_j), of a block to the gradient.
+    """Add to `gradient` that of Σ |w_ij| log(1 + exp(−m_ij)), m_ij = sign(w_ij) σ(s_i − s_j), over a block.
 
     `weights` is (lists, upper documents, all documents) and negative where j is the better document. Lists
     are best first, so d = −σ(s_i − s_j) ≤ 0 and exp(d) never overflows. With p = 1/(1 + exp(d)) the loss is

@@ -1,11 +1,11 @@
-"""Who holds what: dealing rows, queries and documents into folds and silos.
+"""Partition of rows, queries and documents into folds and silos.
 
-The functions below are pure: labels, groups or texts and a generator in, a `Deal` (the silo of every item) or
-an array of parts out. `deal` applies them to feature rows as a `Dealing` says. Nothing is ever
-dropped or dealt twice.
+The functions below are pure: they take labels, groups or texts and a generator, and return a `Deal` (the silo
+of every item) or an array of parts. `deal` applies them to feature rows according to a `Dealing`. No item is
+ever dropped or dealt twice.
 
-Rows of one query in different silos (deals over pairs, as the FedRisk paper has them) leave no silo a list to
-rank: such parts are marked `torn`, and a listwise loss refuses them.
+If rows of one query are in different silos (deals over pairs, as in the FedRisk paper), no silo has the whole
+list to rank: such parts are marked `torn`, and a listwise loss refuses them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Rng = np.random.Generator
 
 
 def silos_for(queries: int) -> int:
-    """How many silos so many queries are dealt to unless a number is given: one for every four queries, up
-    to 20; from 800 queries on 100, as in the FedRisk paper.
+    """The default number of silos for this many queries: one for every four queries, up to 20; from 800
+    queries on 100, as in the FedRisk paper.
 
     >>> [silos_for(queries) for queries in (1, 23, 471, 1000)]
     [1, 5, 20, 100]
@@ -43,15 +43,16 @@ class Dealing:
     """How feature rows are dealt to silos; a section of a configuration file.
 
     - `query`: whole queries at random, equally many in every silo;
-    - `size`: whole queries at random, silo r gets a share proportional to r^−skew;
-    - `dirichlet-query`: whole queries, skewed by their highest grade (`least` is then made up
-      from the largest silos);
+    - `size`: whole queries at random, with shares of the silos proportional to r^−skew for r = 1, 2, …;
+    - `dirichlet-query`: whole queries, skewed by their highest grade;
     - `site`: whole queries, by the site each came from;
     - `iid`, `dirichlet-pair`: single rows, at random or skewed by their grade, which tears queries. The
-      FedRisk paper deals so, with Flower's partitioner: `least` rows a silo or another draw, `redraws` times.
+      FedRisk paper deals so, with Flower's partitioner. `dirichlet-pair` draws again, up to `redraws` times,
+      while a silo has fewer than `least` rows.
 
-    `silos` follows from the data unless given: as many as there are sites, or `silos_for` the queries.
-    `least` is 1 query or 10 rows unless given.
+    Where whole queries are dealt, a silo with fewer than `least` gets queries of the largest silo. `silos`
+    follows from the data unless given: the number of sites, or `silos_for` the queries. `least` is 1 query or
+    10 rows unless given.
     """
 
     kind: Literal["query", "size", "dirichlet-query", "site", "iid", "dirichlet-pair"] = "query"
@@ -75,7 +76,7 @@ class Dealing:
 
 
 class LabelCounts(NamedTuple):
-    """How often every silo holds every label: `counts[silo, at]` of `labels[at]`."""
+    """How often every silo has every label: `counts[silo, at]` is for `labels[at]`."""
 
     labels: NDArray[Any]
     counts: IntArray
@@ -83,7 +84,7 @@ class LabelCounts(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Deal:
-    """`holders[i]` is the silo, out of `silos`, that holds item i."""
+    """The silo of every item: `holders[i]`, out of `silos`, has item i."""
 
     holders: IntArray
     silos: int
@@ -94,7 +95,7 @@ class Deal:
 
     @cached_property
     def sizes(self) -> IntArray:
-        """How many items every silo holds."""
+        """The number of items in every silo."""
         return np.bincount(self.holders, minlength=self.silos)
 
     def members(self, silo: int) -> IntArray:
@@ -107,17 +108,18 @@ class Deal:
         return np.argsort(self.holders, kind="stable")
 
     def following(self, groups: IntArray) -> Deal:
-        """The deal of things that go where their group goes: rows with their query."""
+        """The deal of things that go with their group, such as rows with their query: `groups[i]` is the
+        group of thing i."""
         return Deal(frozen(self.holders[groups]), self.silos)
 
     def label_counts(self, labels: ArrayLike) -> LabelCounts:
-        """Who holds what, label by label: the data of a stacked bar chart, one bar per silo."""
+        """The number of items by silo and label: the data of a stacked bar chart, one bar per silo."""
         values, codes = np.unique(np.asarray(labels), return_inverse=True)
         cells = np.bincount(self.holders * len(values) + codes, minlength=self.silos * len(values))
         return LabelCounts(values, cells.reshape(self.silos, len(values)))
 
     def part(self, letor: Letor, silo: int) -> Letor:
-        """What one silo holds of a table whose rows were dealt."""
+        """The part of one silo in a table whose rows were dealt."""
         rows = self.members(silo)
         groups = letor.query_of_row[rows]
         starts = np.flatnonzero(np.diff(groups, prepend=-1))
@@ -136,7 +138,7 @@ class Deal:
         )
 
     def parts(self, letor: Letor) -> list[Letor]:
-        """What every silo holds of a table whose rows were dealt."""
+        """The part of every silo in a table whose rows were dealt."""
         return [self.part(letor, silo) for silo in range(self.silos)]
 
     def __repr__(self) -> str:
@@ -145,9 +147,9 @@ class Deal:
 
 
 def deal(letor: Letor, dealing: Dealing, streams: Streams, *, sites: Sequence[str] | None = None) -> Deal:
-    """Deal the rows of a table; `.parts(letor)` is then what every silo holds.
+    """Deal the rows of a table; `.parts(letor)` then returns the part of every silo.
 
-    `sites` names every query's site; by default it is what stands before the first `/` of the query's id.
+    `sites` has the site of every query; by default it is the text before the first `/` of the query's id.
     """
     rng = streams("partition", dealing.kind)
     named = () if dealing.kind != "site" else _sites(letor) if sites is None else sites
@@ -173,7 +175,7 @@ def deal(letor: Letor, dealing: Dealing, streams: Streams, *, sites: Sequence[st
 
 
 def _check_enough(letor: Letor, dealing: Dealing, silos: int) -> None:
-    """Refuse more silos than there are queries, or rows, to give one to each."""
+    """Raise DataError for more silos than there are queries, or rows, to give one to each."""
     items, unit = (letor.rows, "rows") if dealing.tears else (len(letor), "queries")
     if items < silos:
         raise DataError(
@@ -192,8 +194,8 @@ def highest_grades(letor: Letor) -> IntArray:
 def dirichlet(labels: NDArray[Any], silos: int, dealing: Dealing, rng: Rng, *, least: int) -> Deal:
     """Deal items with a label skew: for every label, shares over silos ~ Dirichlet(concentration).
 
-    A silo's items of one label are neighbours in the given order. While a silo has fewer than `least` items
-    everything is drawn again, `dealing.redraws` times at most, and then a DataError.
+    A silo's items of one label are adjacent in the given order. While a silo has fewer than `least` items,
+    all items are dealt again, `dealing.redraws` times at most; after that it raises DataError.
     """
     codes = np.unique(labels, return_inverse=True)[1]
     members = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
@@ -215,9 +217,9 @@ def dirichlet(labels: NDArray[Any], silos: int, dealing: Dealing, rng: Rng, *, l
 
 
 def by_site(sites: Sequence[str], silos: int) -> Deal:
-    """Whole sites to silos, the largest first and always to the silo that has least so far.
+    """Deal whole sites to silos, the largest first, each to the silo that has the fewest items so far.
 
-    With as many silos as sites every site is a silo, in the order of their names.
+    With as many silos as sites, every site is a silo, in the order of their names.
     """
     names, codes = np.unique(np.asarray(sites, dtype=np.str_), return_inverse=True)
     if len(names) < silos:
@@ -230,7 +232,8 @@ def by_site(sites: Sequence[str], silos: int) -> Deal:
 
 
 def balanced(sizes: ArrayLike, silos: int) -> IntArray:
-    """The silo of every group, largest first to the silo that has least so far (longest processing time)."""
+    """The silo of every group: the largest first, each to the silo with the least so far (longest processing
+    time)."""
     counts = np.asarray(sizes, dtype=np.int64)
     loads = np.zeros(silos, dtype=np.int64)
     homes = np.empty(len(counts), dtype=np.int64)
@@ -276,7 +279,8 @@ def divide(
 
 
 def _fill(sizes: IntArray, owed: FloatArray) -> tuple[IntArray, IntArray]:
-    """Give groups to parts that are owed so many items: (part of each group, items given to each part)."""
+    """Give groups to parts that are owed these numbers of items. Returns (part of each group, items given to
+    each part)."""
     assigned = np.zeros(len(owed), dtype=np.int64)
     parts = np.empty(len(sizes), dtype=np.int64)
     large = np.flatnonzero(sizes > 1)
@@ -290,7 +294,7 @@ def _fill(sizes: IntArray, owed: FloatArray) -> tuple[IntArray, IntArray]:
 
 
 def _apportioned(owed: FloatArray, total: int) -> IntArray:
-    """Whole numbers in proportion to what is owed that sum to `total` (largest remainders)."""
+    """Whole numbers that sum to `total`, in proportion to `owed` (largest remainders)."""
     claims = np.maximum(owed, 0.0)
     exact = claims * (total / claims.sum()) if claims.sum() > 0 else np.full(len(owed), total / len(owed))
     counts = np.floor(exact + 1e-9).astype(np.int64)
@@ -300,7 +304,7 @@ def _apportioned(owed: FloatArray, total: int) -> IntArray:
 
 
 def _filled(queries: Deal, least: int, rng: Rng) -> Deal:
-    """The same deal where silos with fewer than `least` are made up from whoever has most."""
+    """The same deal, except that silos with fewer than `least` items get some of the silo with the most."""
     if len(queries.holders) < least * queries.silos:
         raise DataError(
             f"{len(queries.holders):,} queries cannot give {queries.silos:,} silos {least} each",
@@ -335,10 +339,10 @@ def folds(
 
 
 def move_share(names: Sequence[str], silos: IntArray, share: float, count: int) -> IntArray:
-    """The dial from topical silos (share 0) to random ones (share 1): that share of the names moves to a
-    silo chosen by a hash of the name.
+    """Move a share of the names to random silos: from topical silos (share 0) to random ones (share 1). A
+    name that moves goes to a silo chosen by a hash of the name.
 
-    Who moves and where depends on the name alone, so a growing share moves a growing set.
+    Which names move, and where, depends on the names alone, so a growing share moves a growing set.
     """
     if not 0 <= share <= 1:
         raise DataError(f"a share of {share} cannot move", cure="choose a share from 0 to 1")
@@ -349,10 +353,10 @@ def move_share(names: Sequence[str], silos: IntArray, share: float, count: int) 
 
 
 def linked_queries(corpus: Corpus) -> IntArray:
-    """The group of every query: those made from documents that judgements link stay together.
+    """The group of every query: queries made from documents that judgements link are in one group.
 
-    Groups are connected components of the graph of judged links; queries that were made from no document
-    stand alone.
+    Groups are connected components of the graph of judged links; a query that was made from no document is a
+    group of its own.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

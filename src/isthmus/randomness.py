@@ -46,7 +46,7 @@ class Streams:
 
 
 def _spell(part: str | int) -> str:
-    """Names that look alike stay apart: 3 is not "3", and no string can play the separator."""
+    """Encode a part of a name, so that 3 differs from "3" and no string can contain the separator."""
     if isinstance(part, (int, np.integer)):
         return f"i{int(part)}"
     return "s" + part.replace("\\", "\\\\").replace("\x1f", "\\x1f")

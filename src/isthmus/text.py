@@ -9,9 +9,9 @@ array([[1, 1, 1, 0],
 
 A token is a run of letters and digits of any script (marks belong to their letter; everything else,
 underscores and apostrophes included, separates), after Unicode compatibility normalisation (NFKC) and
-lower-casing. Stop words go, or stay where and as they are (`in_place`); the rest is stemmed. Texts are cut at
-the level of bytes and every distinct word is looked at once, so the cost is that of reading the text, not of
-making Python strings.
+lower-casing. Stop words are removed, or left unchanged in their places (`in_place`); other words are stemmed.
+Texts are cut as bytes and every distinct word is processed once, so the cost is that of reading the text, not
+of making Python strings.
 
 Chinese, Japanese and Korean are cut into overlapping pairs of characters, in whatever text they stand; a
 single character is a stop word.
@@ -40,7 +40,7 @@ from isthmus.errors import ConfigError
 
 STOP_WORDS_FOLDER = Path(__file__).with_name("stop_words")
 STOP_WORDS = frozenset((STOP_WORDS_FOLDER / "en.txt").read_text(encoding="utf-8").split())
-"""English words that carry no topic, with what an apostrophe leaves behind (don't, it's, we'll)."""
+"""English words that carry no topic, and the remains of words with an apostrophe (don't, it's, we'll)."""
 
 _SEPARATORS = r"[^\pL\pN\pM]+"
 _MARK = r"[\pM\x{FF9E}\x{FF9F}]"  # the two half-width signs are marks once normalised
@@ -56,7 +56,7 @@ _FIRST_CJK = 0xE3  # no byte of such a character's UTF-8 begins below
 _IS_WORD = bytes(sign in b"abcdefghijklmnopqrstuvwxyz0123456789" or sign >= 128 for sign in range(256))
 
 BLOCK = 3_000
-"""Texts that are cut at once: what that takes is in the processor's caches."""
+"""Number of texts that are cut at once: their data fit the processor's caches."""
 _NOTHING, _ZERO = np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
 _ASCII_WORDS = re.compile("[a-z0-9]+")
 
@@ -65,7 +65,7 @@ _ASCII_WORDS = re.compile("[a-z0-9]+")
 class Tokens:
     """The terms of many texts in their order: those of text i are `terms[offsets[i]:offsets[i + 1]]`.
 
-    `stopped` says which of them are stop words, where these were left in their places; None where they went.
+    `stopped` marks the stop words if they were left in their places; None if they were removed.
     """
 
     terms: Ids
@@ -117,26 +117,27 @@ class Tokeniser:
 
     @property
     def name(self) -> str:
-        """A digest of how texts are cut, the stemmer, its version and stop words: equal for tokenisers that
-        yield the same terms."""
+        """A digest of the rules for cutting texts, the stemmer with its version, and the stop words: equal
+        for tokenisers that yield the same terms."""
         from Stemmer import version
 
         parts = [_CUTTING, self.stemmer or "", version() if self.stemmer else "", *sorted(self.stop_words)]
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
     def __call__(self, texts: Iterable[str]) -> Tokens:
-        """The terms of texts: cut into words, without stop words, stemmed."""
+        """The terms of texts: cut into words, with stop words removed and the rest stemmed."""
         return self._tokens(texts, stop=True)
 
     def in_place(self, texts: Iterable[str]) -> Tokens:
-        """Cut and stem; stop words stay where they are and as they are, and `stopped` says which.
+        """Cut and stem; stop words are left unchanged in their places and marked in `stopped`.
 
-        The others are, in their order, exactly those of a call.
+        The other terms are, in their order, exactly those of a call.
         """
         return self._tokens(texts, stop=False)
 
     def query(self, text: str) -> Tokens:
-        """The terms of one query: its content words; all its words, `stopped`, where it has only stop words.
+        """The terms of one query: its content words or, if all are stop words, all its words, marked in
+        `stopped`.
 
         >>> ENGLISH.query("to be or not to be").words(0)
         ['to', 'be', 'or', 'not', 'to', 'be']
@@ -170,7 +171,8 @@ class Tokeniser:
         return Tokens(Ids(frozen(every[content]), terms.vocabulary), offsets)
 
     def is_stop(self, word: str) -> bool:
-        """Whether a word carries no topic; so does a single Chinese, Japanese or Korean character."""
+        """Whether a word carries no topic; a single Chinese, Japanese or Korean character carries none
+        either."""
         return word in self.stop_words or (len(word) == 1 and _IS_CJK(word) is not None)
 
     def stems(self, words: list[str]) -> list[str]:
@@ -184,7 +186,7 @@ class Tokeniser:
 
 
 ENGLISH = Tokeniser()
-"""The default tokeniser of all of Isthmus."""
+"""The default tokeniser."""
 
 
 def tokenise(texts: Iterable[str]) -> Tokens:
@@ -194,7 +196,8 @@ def tokenise(texts: Iterable[str]) -> Tokens:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """Texts as words: the distinct ones, the place of every word among them, and where each text begins."""
+    """Texts as words: the distinct words, the position of every word among them, and the offsets of the
+    texts."""
 
     words: list[str]
     places: NDArray[np.int32]
@@ -202,7 +205,7 @@ class Cut:
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Cut:
-        """The words of texts, normalised and in lower case."""
+        """Cut texts into words, normalised and in lower case."""
         rest, runs, offsets = iter(texts), [_strings(_NOTHING, _ZERO)], [_ZERO]
         while some := list(islice(rest, BLOCK)):
             strings, ends = _runs(some)
@@ -220,7 +223,7 @@ class Cut:
         return whole._segmented() if data.max(initial=0) >= _FIRST_CJK else whole
 
     def _segmented(self) -> Cut:
-        """With Chinese, Japanese and Korean words in pairs of characters."""
+        """The same texts with Chinese, Japanese and Korean words cut into pairs of characters."""
         parts = [_segments(word) if _HAS_CJK(word) else [word] for word in self.words]
         place: dict[str, int] = {}
         flat = np.array([place.setdefault(part, len(place)) for part in chain.from_iterable(parts)], np.int32)
@@ -234,7 +237,8 @@ class Cut:
 
 
 def _runs(texts: list[str]) -> tuple[pa.LargeStringArray, IntArray]:
-    """Every word of texts in lower case, with what separates it from the next; and where each text's end."""
+    """Every word of texts in lower case, with the separators after it; and the number of words before each
+    text's end."""
     bounds, data = buffers(_lower(_column(texts)))
     in_word = _in_word(data)
     begins = np.append(in_word, True)
@@ -250,8 +254,8 @@ def _in_word(octets: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def _segments(word: str) -> list[str]:
-    """The characters of Chinese, Japanese and Korean, each followed by its pair with the next; what stands
-    between them as it is."""
+    """The characters of Chinese, Japanese and Korean text, each followed by its pair with the next; other
+    text stays as it is."""
     segments: list[str] = []
     for run in _RUNS.findall(_VARIANTS.sub("", word)):
         if not _IS_CJK(run):
@@ -271,8 +275,8 @@ def _column(texts: list[str]) -> pa.LargeStringArray:
 
 
 def _lower(column: pa.LargeStringArray) -> pa.LargeStringArray:
-    """In lower case; normalised, with blanks for separators, where a text goes beyond ASCII: the others need
-    neither."""
+    """Texts in lower case. Those beyond ASCII are also normalised, with blanks for separators; ASCII texts
+    need neither."""
     beyond = pc.invert(pc.string_is_ascii(column))
     if not pc.any(beyond, min_count=0).as_py():
         return pc.ascii_lower(column)
@@ -295,5 +299,5 @@ def buffers(column: pa.LargeStringArray) -> tuple[IntArray, NDArray[np.uint8]]:
 
 
 def _strings(octets: NDArray[np.uint8], bounds: IntArray) -> pa.LargeStringArray:
-    """The bytes as strings: where each begins, and where the last one ends."""
+    """The bytes as strings; `bounds` has the beginning of each, and the end of the last."""
     return pa.LargeStringArray.from_buffers(len(bounds) - 1, pa.py_buffer(bounds), pa.py_buffer(octets))

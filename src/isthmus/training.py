@@ -1,4 +1,4 @@
-"""Train and rank data in memory: a federation in one call, and what it trained at work.
+"""Train a ranker on data in memory, in a simulated federation, and rank with it.
 
 >>> import numpy as np
 >>> from isthmus.tables import Letor
@@ -38,12 +38,13 @@ def train(
 ) -> Training:
     """Train one ranker across simulated silos in this process, each with its own queries of `data`.
 
-    `config` says everything else; without it the number of silos follows from that of the queries, up to 10
-    train in each of 100 rounds with `strategy="fedrisk"`, and the coordinator's judged queries are those for
-    validation. The other keywords replace what it says. A Letor, or a fold without a validation part, gives a
-    fifth of its queries for validation; where there is no test part, the ranker is measured on those, which
-    flatters it a little. MissingExtra without Flower, the extra `train`; ConfigError for settings that do not
-    fit together; DataError for more silos than queries, and where no document is relevant.
+    `config` has all other settings; without it the number of silos follows from the number of queries, up to
+    10 of them train in each of 100 rounds with `strategy="fedrisk"`, and the coordinator's judged queries are
+    those for validation. The other keywords override `config`. Of a Letor, or a fold without a validation
+    part, a fifth of the queries is used for validation; if there is no test part, the ranker is measured on
+    those, which flatters it a little. Raises MissingExtra without Flower (the extra `train`), ConfigError for
+    settings that do not fit together, and DataError for more silos than queries, or if no document is
+    relevant.
     """
     from isthmus.federation import Config, FedRisk, train
 
@@ -64,9 +65,9 @@ def train(
 
 
 def rank(model: Ranker | Training | str | PathLike[str], letor: Letor, *, name: str = "") -> Run:
-    """The lists in the order of a ranker's scores.
+    """Rank each query's documents by a ranker's scores.
 
-    `model` is a fitted ranker, what `train` gave, a saved ranker's file, or the folder of a training run.
+    `model` is a fitted ranker, the result of `train`, a saved ranker's file, or the folder of a training run.
     """
     if isinstance(model, str | PathLike):
         model = load_ranker(model_file(model))
@@ -75,7 +76,7 @@ def rank(model: Ranker | Training | str | PathLike[str], letor: Letor, *, name: 
 
 
 def model_file(path: str | PathLike[str]) -> Path:
-    """The file itself, or the model inside the folder of a training run."""
+    """The file itself, or the model's file in the folder of a training run."""
     if not Path(path).is_dir():
         return Path(path)
     from isthmus.federation import MODEL

@@ -1,4 +1,4 @@
-"""Processes to work in."""
+"""Worker processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _LOOK = 2.0  # seconds between two looks whether the owner still lives
 
 
 def hired(workers: int) -> ProcessPoolExecutor:
-    """Fresh processes with one BLAS thread each, which end with their owner, even if it is killed."""
+    """A pool of fresh processes with one BLAS thread each, which end with their owner, even if it is
+    killed."""
     return ProcessPoolExecutor(workers, get_context("spawn"), _begin, (os.getpid(),))
 
 
@@ -24,7 +25,8 @@ def _begin(owner: int) -> None:
 
 
 def _watch(owner: int) -> None:
-    """A process that waits for work holds both ends of its pipe, and would wait for a dead owner forever."""
+    """End this process when its owner is gone: a waiting worker holds both ends of its pipe, and would never
+    notice."""
     while os.getppid() == owner:
         time.sleep(_LOOK)
     os._exit(1)

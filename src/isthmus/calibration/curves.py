@@ -1,7 +1,8 @@
 """Calibrators that are one curve of the score: logistic curves on a few basis functions, and isotonic steps.
 
-The logistic ones are written so that "never decreasing" is the same as "no negative coefficient"; all but
-plain isotonic and the paper's Beta CDF are fitted from sums alone (`fit_sums`), on one silo or on many.
+The bases of the logistic curves are chosen such that a curve never decreases if no coefficient is negative.
+All but plain isotonic and the paper's Beta CDF are fitted from sums alone (`fit_sums`), on one silo or on
+many.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ RIDGE = 1e-6
 
 
 class SumCalibrator(Calibrator):
-    """A calibrator that learns from sums over the pairs and never needs the pairs themselves."""
+    """A calibrator that learns from sums over (score, relevance) pairs and never needs the pairs
+    themselves."""
 
     def fit_sums(self, ask: Ask) -> Self:
-        """Learn from `ask(question) -> summed answers`: see `isthmus.calibration.sums`."""
+        """Learn from `ask(question) -> summed answers`: see `isthmus.calibration.sums`. Raises DataError if
+        all pairs are of one class."""
         pairs, relevant = ask(Totals())
         if not 0 < relevant < pairs:
             raise DataError(
@@ -55,10 +58,10 @@ class SumCalibrator(Calibrator):
 
 
 class _Logistic(SumCalibrator):
-    """σ(Σ coefᵢ·basisᵢ(s) + intercept) by maximum likelihood, no coefficient negative if `monotone`.
+    """σ(Σ coefᵢ·basisᵢ(s) + intercept) by maximum likelihood, without negative coefficients if `monotone`.
 
     `target_smoothing` replaces the targets 0 and 1 by Platt's 1/(n₋+2) and (n₊+1)/(n₊+2), which keeps
-    few examples from claiming certainty.
+    probabilities away from 0 and 1 if examples are few.
     """
 
     basis: ClassVar[str]
@@ -78,7 +81,8 @@ class _Logistic(SumCalibrator):
         slopes = range(size - 1 if self.intercept else size)
 
         def fitted(free: tuple[int, ...]) -> tuple[float, FloatArray]:
-            """The best model among those where only these slopes (and the intercept) may differ from 0."""
+            """Return loss and parameters of the best model in which only these slopes (and the intercept) may
+            differ from 0."""
             chosen = np.array([*free, *range(len(slopes), size)], dtype=np.intp)
 
             def sums(part: FloatArray) -> FloatArray:
@@ -108,7 +112,7 @@ class _Logistic(SumCalibrator):
 
 
 class Platt(_Logistic):
-    """σ(A·s + B) (Platt 1999), with A ≥ 0 and smoothed targets unless told otherwise."""
+    """σ(A·s + B) (Platt 1999), by default with A ≥ 0 and smoothed targets."""
 
     basis = "line"
 
@@ -117,19 +121,19 @@ class Platt(_Logistic):
 
 
 class Temperature(_Logistic):
-    """σ(logit(s′)/T), T > 0, with s′ the score brought to (0, 1) by the extremes seen in fitting."""
+    """σ(logit(s′)/T), T > 0, with s′ the score scaled to (0, 1) by the extremes of the training scores."""
 
     basis = "logit"
     intercept = False
 
     @property
     def temperature(self) -> float:
-        """T; infinite when the score says nothing."""
+        """T; infinite if the slope is not positive, so that the score has no effect."""
         return float(1 / self.coef_[0]) if self.coef_[0] > 0 else float("inf")
 
 
 class Gaussian(_Logistic):
-    """σ(a·s² + b·s + c) (Kweon et al. 2022), non-decreasing between the extremes seen, flat beyond."""
+    """σ(a·s² + b·s + c) (Kweon et al. 2022), non-decreasing between the training extremes and flat beyond."""
 
     basis = "quadratic"
 
@@ -147,7 +151,7 @@ class Beta(_Logistic):
 
 
 class BetaCDF(Calibrator):
-    """I_{s′}(a, b), the distribution function of a Beta law: what the paper prints as beta calibration.
+    """I_{s′}(a, b), the distribution function of a Beta law, which the paper prints as beta calibration.
 
     Kept for comparison; it has no prior term, so it cannot express how rare relevance is.
     """
@@ -175,7 +179,8 @@ class BetaCDF(Calibrator):
 
 
 class Isotonic(Calibrator):
-    """The non-decreasing step function with the least squared error; flat outside the scores seen."""
+    """Isotonic regression: the non-decreasing function with the least squared error, linear between training
+    scores and flat outside their range."""
 
     def _learn(self, scores: FloatArray, relevant: FloatArray) -> None:
         values, at = np.unique(scores, return_inverse=True)
@@ -197,7 +202,7 @@ class Isotonic(Calibrator):
 
 
 class BinnedIsotonic(SumCalibrator, Isotonic):
-    """Equal-mass bins with (n₊ + ε)/(n + 2ε) in each, pooled where they decrease, lines between bin means.
+    """Isotonic regression on equal-mass bins with rate (n₊ + ε)/(n + 2ε) each, linear between bin means.
 
     `bins=None` takes one bin per fifty pairs, between 5 and 50 of them.
     """

@@ -1,4 +1,4 @@
-"""From probabilities to decisions: where to cut, when to return nothing; and plots of both."""
+"""From probabilities to decisions: thresholds, abstaining from an answer, and plots of both."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ POINTS = 1_000
 
 @dataclass(frozen=True, eq=False)
 class ThresholdCurve:
-    """At every threshold on validation data: how many rows are at or above it, and how many of them relevant.
+    """For every threshold on validation data, the number of rows at or above it and of relevant ones among
+    them.
 
-    Computed from probabilities that were not fitted on the rows they are measured on.
+    The probabilities come from models that were not fitted on the rows on which they are measured.
     """
 
     thresholds: FloatArray
     kept: FloatArray
     relevant: FloatArray
     total: float
-    """All relevant rows there were."""
+    """The number of all relevant rows."""
     queries: FloatArray | None = None
-    """How many queries the rows at or above the threshold belong to; None in files of older releases."""
+    """The number of queries with a row at or above each threshold; None in files of older releases."""
     spread: FloatArray | None = None
-    """Σ over queries of (relevant rows − precision · rows)²: how much queries differ."""
+    """Σ over queries of (relevant rows − precision · rows)², by threshold: how much queries differ."""
 
     @classmethod
     def of(
         cls, probabilities: ArrayLike, relevant: ArrayLike, queries: ArrayLike | None = None
     ) -> ThresholdCurve:
-        """From rows with their probability, whether they were relevant, and the query of each.
+        """Build from the probability, the relevance and the query of every row.
 
         Without queries every row counts as a query of its own.
         """
@@ -63,18 +64,19 @@ class ThresholdCurve:
 
     @property
     def precision(self) -> FloatArray:
-        """The share of kept rows that is relevant, per threshold."""
+        """The share of relevant rows among those at or above each threshold."""
         return self.relevant / self.kept
 
     @property
     def recall(self) -> FloatArray:
-        """The share of relevant rows that is kept, per threshold."""
+        """The share of all relevant rows that are at or above each threshold."""
         return self.relevant / max(self.total, 1.0)
 
     def threshold_for(self, precision: float, *, least: int = 10) -> float:
-        """The lowest probability at which the rows kept are relevant with this precision.
+        """Return the lowest threshold whose rows (at or above it) have at least this precision.
 
-        Only thresholds that keep at least `least` validation rows count: fewer prove nothing.
+        Only thresholds with at least `least` validation rows count, because fewer are no evidence. Raises
+        DataError if no threshold reaches the precision.
         """
         if not 0 < precision <= 1:
             raise DataError(f"a precision of {precision} is not in (0, 1]")
@@ -88,10 +90,11 @@ class ThresholdCurve:
         return float(self.thresholds[np.flatnonzero(good)[-1]])
 
     def support(self, threshold: float, *, level: float = 0.95, times: float = 1.0) -> Support:
-        """What a threshold's precision rests on; its interval for `times` as many rows like these.
+        """Return the rows, queries and precision at a threshold, with the interval for `times` as many such
+        rows.
 
-        The interval is Clopper and Pearson's for as many independent rows as would vary as much as the
-        queries do; where all rows are alike, for one row a query.
+        The interval is Clopper and Pearson's for the number of independent rows that would vary as much as
+        the queries do; if queries do not differ, for one row per query.
         """
         from scipy.special import betaincinv
 
@@ -109,8 +112,8 @@ class ThresholdCurve:
         return Support(int(rows), int(queries), precision, low, high)
 
     def times_for(self, threshold: float, width: float, *, most: float = 1e4) -> float | None:
-        """How many times as many rows would make the interval of a threshold's precision so wide at most;
-        None where `most` times would not."""
+        """Return how many times as many rows would narrow the interval of a threshold's precision to at most
+        `width`; None if `most` times would not."""
         low, high = 1.0, most
 
         def fits(times: float) -> bool:
@@ -127,7 +130,7 @@ class ThresholdCurve:
 
 @dataclass(frozen=True)
 class Support:
-    """The rows and queries of validation at or above a threshold, their precision and its interval."""
+    """Number of validation rows and queries at or above a threshold, their precision and its interval."""
 
     rows: int
     queries: int
@@ -137,7 +140,7 @@ class Support:
 
 
 def _so_far(homes: NDArray[Any], values: FloatArray) -> FloatArray:
-    """For every row, the sum of the values of its query's rows before it."""
+    """For every row, the sum of the values of the earlier rows of its query."""
     order = np.argsort(homes, kind="stable")
     ordered = values[order]
     sums = np.cumsum(ordered) - ordered
@@ -149,7 +152,7 @@ def _so_far(homes: NDArray[Any], values: FloatArray) -> FloatArray:
 
 
 def threshold_for(run: Run, qrels: Qrels, *, precision: float = 0.9, relevant: int = 1) -> float:
-    """The lowest probability at which a run's rows are relevant with this precision, as judged.
+    """Return the lowest probability at which a run's rows have this precision according to the judgements.
 
     The run's probabilities must not come from these judgements directly; `calibrate` and `fuse` cross-fit.
     """
@@ -157,12 +160,13 @@ def threshold_for(run: Run, qrels: Qrels, *, precision: float = 0.9, relevant: i
 
 
 def abstain(run: Run, threshold: float) -> Run:
-    """Only what is at least this probable; a query nothing passes for keeps an empty list."""
+    """Keep only hits with at least this probability; a query without any keeps an empty list."""
     return run.keep(run.required_probabilities >= threshold)
 
 
 def score_histogram(scores: ArrayLike, relevant: ArrayLike, *, x: str = "score", caption: str = "") -> Plot:
-    """How the scores of relevant and of other documents are spread, each as a share of its kind."""
+    """Plot the distributions of the scores of relevant and of other documents, each as a share of
+    its class."""
     values, hits = np.asarray(scores, dtype=np.float64), np.asarray(relevant, dtype=bool)
 
     def draw(axes: Any) -> None:
@@ -179,7 +183,7 @@ def score_histogram(scores: ArrayLike, relevant: ArrayLike, *, x: str = "score",
 
 
 def threshold_plot(curve: ThresholdCurve, *, caption: str = "") -> Plot:
-    """Precision, recall and how much is kept, by the probability that is asked for."""
+    """Plot precision, recall and the share of rows kept against the threshold."""
 
     def draw(axes: Any) -> None:
         axes.plot(curve.thresholds, curve.precision, label="precision")

@@ -1,9 +1,9 @@
-"""What every calibrator is: a scikit-learn classifier from one score to P(relevant).
+"""The interface of every calibrator: a scikit-learn classifier from one score to P(relevant).
 
-`fit(scores, y, *, groups=None)` learns from scores and binary relevance; `groups` says which list each
-score came from, for the calibrators that look at whole lists. The constructor stores, learned names end
-in an underscore. Scores come as a vector, or as the first column of a matrix, so that a calibrator can
-stand at the end of a scikit-learn pipeline.
+`fit(scores, y, *, groups=None)` learns from scores and binary relevance; `groups` names the list of each
+score, for the calibrators that use whole lists. The constructor only stores its arguments; learned
+attributes end in an underscore. Scores are a vector, or the first column of a matrix, so that a calibrator
+can stand at the end of a scikit-learn pipeline.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from isthmus.errors import DataError
 def own_weight(positives: float, pairs: float, *, shrinkage: float, least: int = 2) -> float:
     """λ = n₊/(n₊ + shrinkage) in logit p = λ·logit p_own + (1 − λ)·logit p_pooled, for one silo or part.
 
-    `shrinkage` is the number of relevant pairs at which both count the same. λ is 0 where the pairs are fewer
-    than `least` or of one class only: they have no calibrator of their own.
+    `shrinkage` is the number of relevant pairs at which both count the same. λ is 0 if there are fewer than
+    `least` pairs or if all are of one class; such a silo or part has no calibrator of its own.
     """
     if pairs < least or not 0 < positives < pairs:
         return 0.0
@@ -35,7 +35,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Turns a retriever's scores into probabilities of relevance."""
 
     needs_lists = False
-    """Whether `groups` changes what is learned."""
+    """Whether the fitted model depends on `groups`."""
 
     def fit(
         self,
@@ -47,7 +47,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Self:
         """Learn from scores and two-valued relevance (the larger value is "relevant").
 
-        Rows outside the mask `judged` only complete their lists; their y is not looked at.
+        Rows outside the mask `judged` only complete their lists; their y is ignored.
         """
         values, relevant, known = self._checked(scores, y, judged)
         self._learn_lists(values, relevant, numbered(groups, len(values)), known)
@@ -64,7 +64,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._probabilities_lists(values, numbered(groups, len(values)))
 
     def predict(self, scores: ArrayLike, *, groups: ArrayLike | None = None) -> NDArray[Any]:
-        """The likelier of the two values of `y`."""
+        """The more probable of the two values of `y`."""
         positive = self.probabilities(scores, groups=groups)
         labels: NDArray[Any] = self.classes_[(positive > 0.5).astype(np.intp)]
         return labels
@@ -93,7 +93,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(codes, dtype=np.int64)
 
     def _values(self, scores: ArrayLike) -> FloatArray:
-        """Checked scores; a vector stands for one column, if one column is what was fitted."""
+        """Return checked scores; a vector is taken as one column if the calibrator was fitted on one
+        column."""
         check_is_fitted(self)
         column = _column(scores) if self.n_features_in_ == 1 else scores
         matrix = validate_data(self, column, reset=False, dtype=np.float64)
@@ -140,7 +141,8 @@ def _column(scores: ArrayLike) -> Any:
 
 
 def numbered(groups: ArrayLike | None, rows: int) -> IntArray | None:
-    """Groups as numbers from 0; their own order does not matter."""
+    """Return groups as numbers from 0, None without groups. Raises DataError if their number is not
+    `rows`."""
     if groups is None:
         return None
     names = np.asarray(groups).reshape(-1)
@@ -150,6 +152,6 @@ def numbered(groups: ArrayLike | None, rows: int) -> IntArray | None:
 
 
 def numbered_lists(groups: ArrayLike | None, rows: int) -> IntArray:
-    """As `numbered`, with every score a list of its own where no groups are given."""
+    """As `numbered`; without groups every score is a list of its own."""
     numbers = numbered(groups, rows)
     return np.arange(rows) if numbers is None else numbers

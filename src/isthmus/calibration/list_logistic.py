@@ -1,6 +1,7 @@
-"""ListLogistic: a logistic curve of where a score stands in its list, fitted for the top of lists.
+"""ListLogistic: a logistic curve of a score's position in its list, fitted mainly to the top of lists.
 
-Three or four parameters, so that thirty judged queries are enough where QueryFeature's trees need hundreds.
+It has three or four parameters, so that thirty judged queries are enough where QueryFeature's trees need
+hundreds.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from isthmus.calibration.query_feature import FEATURES, list_features
 from isthmus.logistic import likelihood_sums, newton
 
 TOP = 10
-"""The rows of a list that a reader sees."""
+"""The number of rows of a list that a reader sees."""
 RIDGE = 1.0
 
 
 class ListLogistic(Calibrator):
-    """σ(a·z − b·ln(rank) + c), a, b ≥ 0: z the z-score in the list; with `raw` a term in the score as well.
+    """σ(a·z − b·ln(rank) + c), a, b ≥ 0, with z the z-score in the list; `raw` adds a term in the score
+    itself.
 
-    The first ten rows of a list count in full, those below together as much as `tail` times ten: a curve
-    that fitted the many rows below would be wrong where people look. No list is reordered. Without groups the
-    score is the only feature.
+    The first ten rows of a list count in full, and all rows below together at most as much as `tail` times
+    ten: a curve that fitted the many rows below would be wrong where people look. No list is reordered.
+    Without groups the score is the only feature.
     """
 
     needs_lists = True
@@ -67,7 +69,8 @@ class ListLogistic(Calibrator):
         return np.asarray(expit(self.coef_[:-1] @ unit + self.coef_[-1]))
 
     def _features(self, scores: FloatArray, groups: IntArray | None) -> tuple[FloatArray, FloatArray]:
-        """One row a feature, larger being better, and how many scores of the list are better."""
+        """Return one row per feature, larger being better, and for every score the number of better ones in
+        its list."""
         if groups is None:
             return scores[None, :], np.zeros(len(scores))
         table = list_features(scores, groups).T

@@ -1,13 +1,13 @@
-"""QueryFeature: calibration that knows the list a score came from.
+"""QueryFeature: calibration of a score that takes the other scores of its list into account.
 
 The same raw score means different things in different lists. Fourteen features describe the score, the
-list's distribution of scores and the score's place in it; boosted trees turn them into a probability.
-With monotone constraints on the four features that move with the score inside a list, no list is
-reordered; without them (the paper's form) a worse score may get the higher probability.
+list's distribution of scores and the score's place in it; boosted trees turn them into a probability. With
+monotone constraints on the four features that move with the score inside a list, no list is reordered;
+without them (the paper's form) a worse score may get the higher probability.
 
-What scikit-learn fitted is stored as plain arrays, without pickle, and evaluated by NumPy: every tree is
-laid out as a full binary tree of the same depth, node i above nodes 2i+1 and 2i+2, so that walking it is
-arithmetic on node numbers; a leaf that stands higher up is repeated below.
+The trees that scikit-learn fits are stored as plain arrays, without pickle, and evaluated by NumPy. Every
+tree is laid out as a full binary tree of the same depth, node i above nodes 2i+1 and 2i+2, so that walking
+it is arithmetic on node numbers; a leaf above the lowest level is repeated below.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ FEATURES = (
     "rank", "z", "percentile",
 )  # fmt: skip
 DIRECTIONS = tuple({"score": 1, "z": 1, "percentile": 1, "rank": -1}.get(name, 0) for name in FEATURES)
-"""The sign of each feature's effect: inside a list these four move together, the rest stand still."""
+"""The sign of each feature's monotone constraint: four features move with the score inside a list, the others
+(0) are constant in it."""
 
 
 def list_features(scores: FloatArray, groups: IntArray | None) -> FloatArray:
-    """The fourteen features of every score, one row each; without groups every score is a list of its own.
+    """Return the fourteen features, one row per score; without groups every score is a list of its own.
 
-    Moments are population moments; entropy and the Gini index 1 − Σp² are of the scores divided by their
-    sum, shifted by the minimum where one is not positive; rank is the share of better scores, percentile
-    the share of scores that are no better. Equal scores have equal features.
+    Moments are population moments. Entropy and the Gini index 1 − Σp² are computed from the scores divided
+    by their sum, after the minimum is subtracted if a score is not positive. Rank is the share of better
+    scores, percentile the share of scores that are no better. Equal scores have equal features.
     """
     if groups is None:
         groups = np.arange(len(scores))
@@ -88,7 +89,8 @@ def _concentration(
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """Σ over trees of the leaf a row falls into, plus `base`; rows go left where feature ≤ threshold."""
+    """Boosted trees: `base` plus the values of the leaves that a row reaches; rows go left where feature ≤
+    threshold."""
 
     features: IntArray  # trees × inner nodes
     thresholds: FloatArray  # trees × inner nodes
@@ -97,7 +99,7 @@ class Forest:
     single: bool  # whether rows are rounded to single precision first, as scikit-learn's exact trees do
 
     def margins(self, rows: FloatArray) -> FloatArray:
-        """The forest's value for every row (a log-odds, where it was fitted as a classifier)."""
+        """Return the forest's value for every row (log-odds if it was fitted as a classifier)."""
         total = np.full(len(rows), self.base)
         for start in range(0, len(rows), BLOCK):
             self._add(rows[start : start + BLOCK], total[start : start + BLOCK])
@@ -122,8 +124,8 @@ class Forest:
 
     @classmethod
     def of(cls, model: Any) -> Forest:
-        """From a fitted booster of two classes: histogram boosting without missing values, or exact gradient
-        boosting with its default start."""
+        """Convert a fitted booster of two classes: histogram boosting without missing values, or exact
+        gradient boosting with its default start."""
         is_exact = hasattr(model, "estimators_")
         prior = model.init_.class_prior_[1] if is_exact else 0.5
         base = np.log(prior / (1 - prior)) if is_exact else model._baseline_prediction[0, 0]
@@ -146,7 +148,7 @@ class Forest:
 
 
 class _Tree(NamedTuple):
-    """One tree as its library stores it, leaves marked by a left child of 0."""
+    """One tree as its library stores it; a left child of 0 marks a leaf."""
 
     left: IntArray
     right: IntArray
@@ -155,7 +157,7 @@ class _Tree(NamedTuple):
     value: FloatArray
 
     def walk(self) -> Iterator[tuple[int, int, int]]:
-        """Every node with its place in the full tree and its level."""
+        """Yield every node with its number in the full binary tree and its level."""
         waiting = [(0, 0, 0)]
         while waiting:
             node, place, level = waiting.pop()
@@ -247,7 +249,8 @@ def _booster(boosting: str, trees: int, shape: dict[str, Any]) -> Any:
 
 
 def _one_thread() -> Any:
-    """OpenMP's threads wait for each other by spinning: on a busy machine seconds become minutes."""
+    """Limit OpenMP to one thread: its threads wait for each other by spinning, which on a busy machine turns
+    seconds into minutes."""
     from threadpoolctl import threadpool_limits
 
     return threadpool_limits(1, user_api="openmp")
@@ -256,7 +259,8 @@ def _one_thread() -> Any:
 def _search(
     calibrator: QueryFeature, rows: FloatArray, relevant: FloatArray, lists: IntArray
 ) -> dict[str, float] | None:
-    """The depth, learning rate and number of trees with the least held-out log-loss, five folds of lists."""
+    """Return the depth, learning rate and number of trees with the least held-out log-loss over five folds of
+    lists; None if there is too little data."""
     from sklearn.model_selection import StratifiedGroupKFold
 
     if len(np.unique(lists)) < 5 or min(relevant.sum(), (1 - relevant).sum()) < 5:

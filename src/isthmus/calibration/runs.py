@@ -1,6 +1,6 @@
-"""From runs to probabilities: the one bridge between ranked lists and calibrators.
+"""Calibration of runs: fits calibrators on ranked lists and computes probabilities for their rows.
 
-`PerPart` is one calibrator per part (silo, head, tail) that leans on the pooled one where a part is small.
+`PerPart` is one calibrator per part (silo, head, tail), shrunk to the pooled one if a part is small.
 """
 
 from __future__ import annotations
@@ -57,13 +57,15 @@ CALIBRATORS: dict[str, Callable[[], Calibrator]] = {
 SMALL = {"platt": 2, "list-logistic": 3, "list-logistic-score": 4}
 CURVES = {"temperature": 1, "gaussian": 3, "gamma": 3, "beta": 3, "isotonic-binned": 10, "isotonic": 20}
 CONTEST = {**SMALL, **CURVES, "query-feature": 14}
-"""What `auto` chooses from, with the parameters each counts for. The others are the paper's forms, which
-reorder lists or know no prior, and the two softmaxes, for lists in which one answer is right."""
+"""Calibrators among which `auto` chooses, with the number of parameters that each counts for. The others are
+the paper's forms, which reorder lists or have no prior term, and the two softmaxes, for lists in which one
+answer is right."""
 FIRST = "list-logistic"
 CLEARLY = 2.0
-"""Standard errors by which another must be better than it."""
+"""Standard errors by which another calibrator must be better than `FIRST` to be chosen."""
 POSITIVES_PER_PARAMETER = 10
-"""Relevant rows at the top of lists for every parameter, or a calibrator does not stand."""
+"""Relevant rows at the top of lists that a calibrator needs for every parameter to take part in the
+comparison."""
 
 LEAST_PAIRS = 20
 SURE = 1e-9
@@ -74,9 +76,9 @@ LISTS_PER_LABEL = 20
 class PerPart(Calibrator):
     """logit p = λ·logit p_part + (1 − λ)·logit p_pooled, with λ = n₊/(n₊ + shrinkage) of the part.
 
-    `fit(…, parts=names)` says which part every row belongs to. A part with fewer than twenty pairs, with one
-    class only, or never seen in fitting, has λ = 0: the pooled calibrator answers for it. Separate
-    calibrators may reorder a list that mixes parts, so pooled is the default everywhere else.
+    `fit(…, parts=names)` names the part of every row. A part with fewer than twenty pairs, with one class
+    only, or absent in fitting has λ = 0, so that the pooled calibrator is used. Separate calibrators may
+    reorder a list that mixes parts, so pooled is the default everywhere else.
     """
 
     def __init__(self, calibrator: Calibrator | None = None, *, shrinkage: float = 50.0) -> None:
@@ -97,7 +99,7 @@ class PerPart(Calibrator):
         judged: ArrayLike | None = None,
         parts: ArrayLike | None = None,
     ) -> Self:
-        """Learn the pooled calibrator and one per part; without parts, the pooled one alone."""
+        """Learn the pooled calibrator and one per part; without parts, only the pooled one."""
         values, relevant, known = self._checked(scores, y, judged)
         inside = Platt() if self.calibrator is None else self.calibrator
         context: dict[str, Any] = {"groups": groups} if inside.needs_lists else {}
@@ -146,7 +148,7 @@ def _named(parts: ArrayLike | None, rows: int) -> NDArray[np.str_]:
 
 @dataclass(frozen=True)
 class Judging:
-    """What counts as relevant, and what becomes of documents nobody judged.
+    """The lowest grade that counts as relevant, and how unjudged documents are treated.
 
     `unjudged="irrelevant"` is trec_eval's rule; `"skip"` learns from judged documents only, which is right
     where they are a fair sample. Queries without any judgement are never learned from.
@@ -162,7 +164,7 @@ class Judging:
             )
 
     def of(self, run: Run, qrels: Qrels) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which rows are relevant, and which to learn from."""
+        """Return the mask of relevant rows and the mask of rows to learn from."""
         grades = run.grades(qrels)
         known = np.array([query in qrels for query in run.queries], dtype=bool)[run.query_of_row]
         if self.unjudged == "skip":
@@ -171,7 +173,8 @@ class Judging:
 
 
 def calibrator_named(name: str) -> Calibrator:
-    """A fresh calibrator; hyphens and underscores are the same."""
+    """Return a new calibrator; hyphens and underscores are the same. Raises ConfigError for an
+    unknown name."""
     spelt = name.replace("_", "-")
     if spelt not in CALIBRATORS:
         raise ConfigError(f"no calibrator {name!r}", key=spelt, known=("auto", *CALIBRATORS))
@@ -188,10 +191,10 @@ def fit_calibrator(
 ) -> Calibrator:
     """Learn a calibrator from a run's lists and their judgements.
 
-    `auto` compares the calibrators of `CONTEST` by their log-loss over the first ten rows of lists held
-    out, five-fold over all judged queries: list-logistic, unless another is better by more than two
-    standard errors of the paired difference over queries; Platt where there are fewer than ten lists.
-    `small` is the same among calibrators of few parameters, which fit at once. `parts` names the part
+    `auto` compares the calibrators of `CONTEST` by their log-loss over the first ten rows of held-out lists,
+    five-fold over all judged queries. It takes list-logistic unless another is better by more than two
+    standard errors of the paired difference over queries, and Platt if there are fewer than ten lists.
+    `small` is the same among calibrators of few parameters, which are quick to fit. `parts` names the part
     (silo, head, tail) of every document and fits one calibrator per part, shrunk to the pooled one.
     """
     judging = judging or Judging()
@@ -215,11 +218,11 @@ def calibrate(
     parts: Mapping[str, str] | None = None,
     folds: int = 5,
 ) -> Run:
-    """The same run with a probability of relevance for every row; the order does not change.
+    """Return the same run with a probability of relevance for every row; the order does not change.
 
     A fitted calibrator is applied. A name or an unfitted calibrator is fitted on `qrels`: judged queries get
-    their probabilities from calibrators that did not see them (`folds`-fold over queries), the others from
-    one fitted on all judged queries.
+    their probabilities from calibrators fitted without them (`folds`-fold over queries), the others from one
+    fitted on all judged queries.
     """
     if isinstance(calibrator, Calibrator) and _is_fitted(calibrator):
         return run.with_probabilities(probabilities_of(run, calibrator, parts=parts))
@@ -238,7 +241,7 @@ def cross_fit(
     parts: Mapping[str, str] | None = None,
     folds: int = 5,
 ) -> tuple[Calibrator, FloatArray]:
-    """A calibrator fitted on all judged queries, and probabilities as `calibrate` gives them.
+    """Return a calibrator fitted on all judged queries, and the probabilities that `calibrate` would give.
 
     With fewer than two folds nothing is held out.
     """
@@ -281,19 +284,20 @@ def _held_out(
 
 @dataclass(frozen=True, eq=False)
 class Contest:
-    """Calibrators side by side on lists held out: probabilities of every row, log-losses of every query."""
+    """Calibrators compared on held-out lists: probabilities of every row, log-losses of every query."""
 
     names: tuple[str, ...]
     probabilities: FloatArray
-    """Calibrators × rows, NaN where a row's query is not judged."""
+    """Calibrators × rows; NaN where a row's query is not judged."""
     losses: FloatArray
-    """Calibrators × queries: summed over the first ten rows."""
+    """Calibrators × queries: log-loss summed over the first ten rows."""
     fold_of_query: IntArray
     query_of_row: IntArray
 
     @classmethod
     def of(cls, run: Run, qrels: Qrels, among: str, *, judging: Judging, folds: int) -> Contest:
-        """Fit every calibrator that the judgements can bear, `folds`-fold over queries."""
+        """Fit every calibrator for whose parameters there are enough relevant rows, `folds`-fold over
+        queries."""
         relevant, known = _labelled(run, qrels, judging)
         top = known & (run.ranks <= TOP)
         judged = sum(query in qrels for query in run.queries)
@@ -310,7 +314,8 @@ class Contest:
         return cls(names, probabilities, np.stack(per_query), fold_of, run.query_of_row)
 
     def winner(self, outside: int = -1) -> str:
-        """The best on the queries outside a fold: list-logistic, or else the first, unless clearly beaten."""
+        """Return the best calibrator on the queries outside a fold: list-logistic (or the first, if it takes
+        no part), unless another is clearly better."""
         queries = (self.fold_of_query >= 0) & (self.fold_of_query != outside)
         first = self.names.index(FIRST) if FIRST in self.names else 0
         gains = (self.losses[first] - self.losses)[:, queries]
@@ -321,7 +326,7 @@ class Contest:
         return self.names[int(means.argmax()) if means.any() else first]
 
     def held_out(self) -> FloatArray:
-        """Every judged row's probability, by the calibrator that won on the other folds."""
+        """Return the probability of every judged row by the calibrator that won on the other folds."""
         held_out = np.full(len(self.query_of_row), np.nan)
         for fold in range(int(self.fold_of_query.max()) + 1):
             mine = (self.fold_of_query == fold)[self.query_of_row]
@@ -344,9 +349,10 @@ def probabilities_of(
 def query_folds(
     run: Run, qrels: Qrels, folds: int, *, judging: Judging | None = None, seed: int = 0
 ) -> IntArray:
-    """The fold of every query, −1 where it has no judgement.
+    """Return the fold of every query, −1 for a query without judgements.
 
-    Dealt by name and seed, whatever the order of the queries; those with a relevant row are spread evenly.
+    Folds depend on the queries' names and the seed, not on their order; queries with a relevant row are
+    spread evenly.
     """
     judged = np.array([at for at, query in enumerate(run.queries) if query in qrels], dtype=np.int64)
     if len(judged) < folds:
@@ -363,7 +369,8 @@ def query_folds(
 
 
 def _labelled(run: Run, qrels: Qrels, judging: Judging) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which rows are relevant, and which to learn from; DataError unless there are both kinds."""
+    """Return the masks of relevant rows and of rows to learn from. Raises DataError unless the latter have
+    both classes."""
     relevant, known = judging.of(run, qrels)
     if not (relevant & known).any() or not (known & ~relevant).any():
         raise DataError(

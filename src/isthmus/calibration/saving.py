@@ -1,4 +1,4 @@
-"""Calibrators to files and back: constructor parameters as JSON, learned values as arrays."""
+"""Save and load calibrators: constructor parameters as JSON, learned values as arrays."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class SavedCalibrator(Bundle):
 
 
 def save_calibrator(calibrator: Calibrator, path: str | PathLike[str]) -> None:
-    """Write a fitted calibrator."""
+    """Write a fitted calibrator to a file."""
     header, arrays = pack(calibrator)
     SavedCalibrator({"calibrator": header}, arrays).write(path)
 
 
 def load_calibrator(path: str | PathLike[str]) -> Calibrator:
-    """Read a calibrator back; it answers as it did when it was saved."""
+    """Read a calibrator; it gives the same probabilities as the one that was saved."""
     return SavedCalibrator.restore(path, lambda saved: unpack(saved.header["calibrator"], saved.arrays))
 
 
 def pack(calibrator: Calibrator) -> tuple[dict[str, Any], Arrays]:
-    """What JSON can hold, and the arrays, of a calibrator and of those inside it."""
+    """Split a calibrator, nested ones included, into a JSON-compatible description and its arrays."""
     header: dict[str, Any] = {"kind": type(calibrator).__name__, "parameters": {}, "learned": {}}
     arrays: Arrays = {}
     for name, value in calibrator.get_params(deep=False).items():
@@ -55,7 +55,8 @@ def pack(calibrator: Calibrator) -> tuple[dict[str, Any], Arrays]:
 
 
 def unpack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Calibrator:
-    """The calibrator that `pack` took apart; DataError for a kind that this release does not know."""
+    """Rebuild the calibrator from the result of `pack`. Raises DataError for a kind unknown to this
+    release."""
     if header["kind"] not in KINDS:
         raise DataError(f"unknown calibrator {header['kind']!r}", cure="use the Isthmus that wrote it")
     parameters = {
@@ -101,7 +102,7 @@ def _unpack_value(form: Any, name: str, arrays: Mapping[str, NDArray[Any]]) -> A
 
 
 def record_arrays(record: Any) -> Arrays:
-    """The fields of a dataclass of arrays and numbers, as arrays."""
+    """Return the fields of a dataclass of arrays and numbers as arrays, without those that are None."""
     values = {part.name: getattr(record, part.name) for part in fields(record)}
     return {name: np.asarray(value) for name, value in values.items() if value is not None}
 

@@ -6,12 +6,13 @@ Every candidate of a list competes with the others and with "none of these":
 
 so probabilities of a list sum to at most one, and a list of one candidate is plain logistic regression.
 
-`NoisySoftmax` adds what no score can know: in a share ε of the lists the right answer is any of the n,
+`NoisySoftmax` adds label noise: in a share ε of the lists, any of the n candidates is equally likely to be
+right,
 
     P(i | list) = (1 − ε)·exp(zᵢ) / (1 + Σⱼ exp(zⱼ)) + ε/n
 
-Without it the few texts that are labelled against all evidence flatten the curve of all others: the clearest
-answers come out too sure, the rest not sure enough.
+Without it, the few texts whose label contradicts all evidence flatten the curve of all others: the clearest
+answers get too high a probability, the rest too low a one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from isthmus.arrays import FloatArray, IntArray
 from isthmus.calibration.estimator import Calibrator, numbered_lists
 
 BIAS_PENALTY = 1.0
-"""An item's bias is shrunk as if its prior were a standard normal law."""
+"""Penalty on an item's bias, which shrinks it as a standard normal prior would."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,7 @@ class Choice:
     biases: FloatArray
 
     def margins(self, features: FloatArray, items: IntArray | None) -> FloatArray:
-        """z of every candidate; `features` has one row per weight, an item of −1 has no bias."""
+        """Return z of every candidate; `features` has one row per weight, and an item of −1 has no bias."""
         margins = self.weights @ features + self.intercept
         if items is None:
             return np.asarray(margins)
@@ -62,7 +63,8 @@ def fit_choice(
     items: IntArray | None = None,
     nonnegative: bool = False,
 ) -> Choice:
-    """Maximum likelihood with lightly shrunk weights; several right answers share the list's one vote."""
+    """Fit by maximum likelihood with lightly shrunk weights; several right answers of a list share its one
+    vote."""
     from scipy.optimize import Bounds, minimize
 
     size, labels = len(features), 0 if items is None else int(items.max(initial=-1)) + 1
@@ -114,7 +116,8 @@ class Softmax(Calibrator):
         judged: ArrayLike | None = None,
         items: ArrayLike | None = None,
     ) -> Self:
-        """Learn a weight, an intercept and, with `items`, a bias per item. Whole lists are judged or not."""
+        """Learn a weight, an intercept and, with `items`, a bias per item. A list is to be judged as a whole
+        or not at all."""
         values, relevant, known = self._checked(scores, y, judged)
         lists = numbered_lists(groups, len(values))
         codes = None
@@ -135,7 +138,7 @@ class Softmax(Calibrator):
     def probabilities(
         self, scores: ArrayLike, *, groups: ArrayLike | None = None, items: ArrayLike | None = None
     ) -> FloatArray:
-        """P(relevant) of every score; an item that was not seen in fitting has no bias."""
+        """P(relevant) of every score; an item that did not occur in fitting has no bias."""
         values = self._values(scores)
         self._check_lists(groups is not None)
         lists = numbered_lists(groups, len(values))
@@ -153,7 +156,7 @@ LARGEST_NOISE = 0.5
 
 
 class NoisySoftmax(Softmax):
-    """A softmax across each list in which a share of the answers is noise; items have no biases."""
+    """A softmax across each list in which a share of the labels is noise; items have no biases."""
 
     def fit(
         self,
@@ -164,7 +167,7 @@ class NoisySoftmax(Softmax):
         judged: ArrayLike | None = None,
         items: ArrayLike | None = None,
     ) -> Self:
-        """Learn a weight and an intercept, then the share of noise and how much it steepens them."""
+        """Learn a weight and an intercept, then the share of noise and the factor by which it scales them."""
         from scipy.optimize import minimize
 
         super().fit(scores, y, groups=groups, judged=judged)

@@ -1,9 +1,9 @@
-"""Fitting from sums alone.
+"""Fitting calibrators from sums alone.
 
-A calibrator never needs the pairs themselves, only sums over them: how many scores lie below a
-threshold, how many relevant ones fall into a bin, a log-likelihood with its derivatives. So the same
-code fits on one silo or on many, each answering every question with a vector; whoever asks has them added
-up (`isthmus.asking`), in the clear or under a secure sum.
+A calibrator never needs the (score, relevance) pairs themselves, only sums over them: how many scores lie
+below a threshold, how many relevant ones fall into a bin, a log-likelihood with its derivatives. So the same
+code fits on one silo or on many: each silo answers every question with a vector, and the vectors are added
+(`isthmus.asking`), in the clear or under a secure sum.
 
 >>> extremes(LabelledScores(np.array([0.1, 0.9]), np.array([0.0, 1.0])).answer)
 (0.1, 0.9)
@@ -49,7 +49,8 @@ class Bins:
 class Likelihood:
     """Asks for the negative log-likelihood of σ(coef · basis(s) + intercept), its gradient and Hessian.
 
-    `targets` are what irrelevant and relevant pairs should score: (0, 1), or Platt's smoothed values.
+    `targets` are the target probabilities of irrelevant and relevant pairs: (0, 1), or Platt's smoothed
+    values.
     """
 
     basis: str
@@ -60,19 +61,19 @@ class Likelihood:
 
 Question: TypeAlias = Totals | Below | Bins | Likelihood
 Ask: TypeAlias = Callable[[Question], FloatArray]
-"""Answers a question for all silos together: the total of their vectors."""
+"""Function that answers a question for all silos together: the sum of their vectors."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledScores:
-    """What a silo holds and never sends: scores and their relevance (0 or 1)."""
+    """A silo's scores and their relevance (0 or 1), which never leave it."""
 
     scores: FloatArray
     relevant: FloatArray
     _features: dict[tuple[str, tuple[float, float]], FloatArray] = field(default_factory=dict, repr=False)
 
     def answer(self, question: Question) -> FloatArray:
-        """One vector; vectors of several silos add."""
+        """Answer with one vector; vectors of several silos can be added."""
         match question:
             case Totals():
                 return np.array([len(self.scores), self.relevant.sum()], dtype=np.float64)
@@ -103,17 +104,17 @@ class LabelledScores:
 
 
 def extremes(ask: Ask) -> tuple[float, float]:
-    """The smallest and the largest score, found from counts alone."""
+    """Return the smallest and the largest score, found from counts alone."""
     total = ask(Totals())[0]
     low, high = order_statistics(ask, np.array([1.0, total]))
     return float(low), float(high)
 
 
 def order_statistics(ask: Ask, ranks: FloatArray) -> FloatArray:
-    """The scores of these ranks (1 is the smallest), exact, in eight rounds of counts.
+    """Return the scores of these ranks (1 is the smallest), exactly, in eight rounds of counts.
 
-    Doubles order as the integers that share their bits do, so each round splits every rank's bracket of
-    bit patterns into 256 and keeps the part that holds the rank.
+    Doubles can be ordered by their bits like integers, so each round splits every rank's bracket of bit
+    patterns into 256 parts and keeps the part that holds the rank.
     """
     low = np.zeros(len(ranks), dtype=np.uint64)
     for shift in range(56, -1, -8):
@@ -126,7 +127,7 @@ def order_statistics(ask: Ask, ranks: FloatArray) -> FloatArray:
 
 
 def _from_ordered(codes: NDArray[np.uint64]) -> FloatArray:
-    """The doubles whose order is that of the codes; NaN patterns become the infinity beside them."""
+    """Return the doubles that are ordered like the codes; NaN patterns become the infinity beside them."""
     sign = np.uint64(1 << 63)
     bits = np.where(codes & sign, codes ^ sign, ~codes)
     values = bits.view(np.float64)
@@ -134,7 +135,7 @@ def _from_ordered(codes: NDArray[np.uint64]) -> FloatArray:
 
 
 def design(basis: str, scores: FloatArray, bounds: tuple[float, float]) -> FloatArray:
-    """The basis functions of scores, one row each, the last row of ones where there is an intercept."""
+    """Return the basis functions of scores, one row each; the last row is ones if there is an intercept."""
     low, high = bounds
     unit = (scores - low) / (high - low) if high > low else np.zeros_like(scores)
     return BASES[basis](unit)

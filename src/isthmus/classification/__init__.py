@@ -1,4 +1,4 @@
-"""Texts under labels: rankers of labels, and a classifier that says how sure it is and when to abstain."""
+"""Text classification: rankers of labels, and classifiers with calibrated probabilities that can abstain."""
 
 from isthmus.facade import contents
 

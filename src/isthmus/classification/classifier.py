@@ -1,9 +1,8 @@
-"""A classifier of texts under one label each, from a panel of label rankers: calibrated, stacked, and honest
-about how sure it is.
+"""A single-label text classifier: a panel of label rankers, calibrated and stacked.
 
-Every training text is scored by rankers that saw neither it nor a copy of it. The stack of those scores and
-the map from its margins to probabilities are cross-fitted too, so that what is reported of training texts is
-what to expect of new ones like them.
+Every training text is scored by rankers that were trained without it and its copies. The stack of those
+scores and the map from its margins to probabilities are cross-fitted too, so that results reported on
+training texts are those to expect on new texts like them.
 """
 
 from __future__ import annotations
@@ -46,7 +45,8 @@ from isthmus.report import Table, progress
 from isthmus.tables import Documents, Qrels, Run
 
 LEAST_FRESH = 30
-"""Texts that an encoder was not tuned on, for a stack and its probabilities to rest on."""
+"""The least number of texts, outside the encoder's tuning, on which a stack and its probabilities
+are fitted."""
 FORMAT = 1
 FILES = ("classifier.json", "texts.jsonl", "stack.fuser")
 
@@ -54,7 +54,8 @@ FILES = ("classifier.json", "texts.jsonl", "stack.fuser")
 def out_of_fold(
     panel: Panel, texts: Sequence[str], labels: Labels, documents: Documents, parts: IntArray
 ) -> dict[str, FloatArray]:
-    """Every ranker's scores of every text, learned from the texts of the other parts."""
+    """Return every ranker's scores (texts × labels), each text's learned from the texts of the other
+    parts."""
     scores = {name: np.full(labels.shape, np.nan) for name in panel.rankers}
     for part in progress(range(int(parts.max()) + 1), label="cross-fitting"):
         inside = parts == part
@@ -68,7 +69,7 @@ def out_of_fold(
 
 
 def default_rankers(encoder: Encoder, texts: Sequence[str], *, described: bool) -> dict[str, LabelRanker]:
-    """Ten quick rankers that err in different ways; one more where labels have descriptions."""
+    """Return ten quick rankers that err in different ways, and one more if labels have descriptions."""
     words, bigrams, letters = (CountedGrams.of(grams, texts) for grams in (Words(), Words(2), Characters()))
     view = Encoded(encoder)
     rankers: dict[str, LabelRanker] = {
@@ -87,17 +88,19 @@ def default_rankers(encoder: Encoder, texts: Sequence[str], *, described: bool) 
 
 
 class TextClassifier:
-    """`fit(texts)` learns, `predict(texts)` ranks labels with probabilities; `held_out_` is the run of the
-    training texts by models that did not see them.
+    """Classifies texts under one label each: `fit(texts)` learns, `predict(texts)` ranks labels with
+    probabilities.
 
-    `encoder` is the name of an encoder that was added, or `lsa`: latent semantics of the training texts.
+    `held_out_` is the run of the training texts by models fitted without them. `encoder` is the name of an
+    added encoder, or `lsa`: latent semantics of the training texts.
     """
 
     def __init__(self, *, encoder: str = "lsa", folds: int = 5, seed: int = 0) -> None:
         self.encoder, self.folds, self.seed = encoder, folds, seed
 
     def fit(self, data: LabelledTexts) -> Self:
-        """Learn from labelled texts; those without a label are passed over."""
+        """Learn from labelled texts; texts without a label are skipped. Raises DataError if a text has
+        several."""
         data = data.take(data.labelled)
         if not data.single:
             cure = "learn them with MultiLabelClassifier, isthmus classify --multi"
@@ -119,12 +122,12 @@ class TextClassifier:
 
     @cached_property
     def panel_(self) -> FittedPanel:
-        """The rankers, learned from all texts; made when a text is first asked about."""
+        """The rankers, learned from all texts when they are first needed."""
         data = self._fitted()
         return self._panel(data).fit(data.texts, data.dense, data.documents)
 
     def predict(self, texts: Sequence[str], ids: Sequence[str] | None = None) -> Run:
-        """Every text's labels, the likeliest first, with probabilities."""
+        """Return a run of every text's labels, the most probable first, with probabilities."""
         data = self._fitted()
         names = tuple(ids) if ids is not None else tuple(str(at) for at in range(len(texts)))
         if len(set(names)) < len(names):
@@ -134,7 +137,8 @@ class TextClassifier:
         return self.stack_.fuse(runs, name="predicted")
 
     def save(self, folder: str | PathLike[str]) -> list[Path]:
-        """Write what was learned: the settings, the training texts and the stack; rankers learn again."""
+        """Write the settings, the training texts and the stack to a folder; rankers learn again after
+        loading. Returns the files."""
         data, home = self._fitted(), Path(folder)
         home.mkdir(parents=True, exist_ok=True)
         settings, texts, stack = (home / name for name in FILES)
@@ -161,12 +165,12 @@ class TextClassifier:
         return [settings, texts, stack]
 
     def threshold_for(self, precision: float) -> float:
-        """The lowest probability at which first answers were right with this precision, on texts held out."""
+        """Return the lowest probability at which first answers had this precision on held-out texts."""
         return self.curve_.threshold_for(precision)
 
     @cached_property
     def curve_(self) -> ThresholdCurve:
-        """Precision of first answers by threshold, on texts held out."""
+        """Precision of first answers by threshold, on held-out texts."""
         data = self._fitted()
         return report_of(self.held_out_, data.qrels, data.names).curve
 
@@ -176,7 +180,7 @@ class TextClassifier:
         return self.data_
 
     def _parts(self, data: LabelledTexts) -> IntArray:
-        """The owner's folds, or folds of ours that keep equal texts together."""
+        """Return the owner's folds or, without these, new folds that keep equal texts together."""
         if data.folds is not None:
             return np.unique(data.folds, return_inverse=True)[1]
         groups = same_text(data.texts)
@@ -186,7 +190,8 @@ class TextClassifier:
         return folds(len(data), count, Streams(self.seed)("classifier folds"), groups=groups)
 
     def _fresh(self, data: LabelledTexts) -> NDArray[np.bool_]:
-        """The texts whose labels the encoder was not tuned on: they alone say what an answer is worth."""
+        """Return the mask of texts outside the encoder's tuning: only on these can its answers be
+        evaluated."""
         if self.encoder == "lsa":
             return np.ones(len(data), dtype=bool)
         fresh = ~load_encoder(self.encoder).was_tuned_on(data.texts)
@@ -208,7 +213,7 @@ class TextClassifier:
 
 
 def load_classifier(folder: str | PathLike[str]) -> TextClassifier:
-    """Read a saved classifier; its rankers learn again from the texts beside it."""
+    """Read a saved classifier; its rankers learn again from the texts that were saved with it."""
     home = Path(folder)
     settings, texts, stack = (home / name for name in FILES)
     try:
@@ -234,12 +239,13 @@ def load_classifier(folder: str | PathLike[str]) -> TextClassifier:
 
 @dataclass(frozen=True, eq=False)
 class ClassificationReport:
-    """How good first answers are: measures, a row per label, which labels are taken for which, thresholds."""
+    """How good first answers are: measures, a row per label, the confusion matrix, and a threshold curve."""
 
     measures: Mapping[str, float]
     by_label: Sequence[Mapping[str, Any]]
     confusion: IntArray
-    """True label × first answer; of a text with several labels the answer if right, else the first."""
+    """True label × first answer. For a text with several labels the true one is the answer if right, else the
+    first label."""
     names: tuple[str, ...]
     curve: ThresholdCurve
 
@@ -248,7 +254,7 @@ class ClassificationReport:
         return Table.of(self.by_label, title="By label", digits=3)
 
     def confusions(self, most: int = 10) -> list[dict[str, Any]]:
-        """The commonest mistakes: true label, answer, how often."""
+        """Return the most frequent mistakes: true label, answer, number of texts."""
         wrong = self.confusion.copy()
         np.fill_diagonal(wrong, 0)
         pairs = np.argsort(-wrong, axis=None, kind="stable")[:most]
@@ -260,7 +266,8 @@ class ClassificationReport:
         ]
 
     def decision(self, precision: float) -> dict[str, float]:
-        """The threshold for a wanted precision, what it rests on, and the share that is abstained from."""
+        """Return the threshold for a wanted precision, its support in validation texts, and the share of
+        texts without an answer."""
         threshold = self.curve.threshold_for(precision)
         support = self.curve.support(threshold)
         answered = support.rows / self.measures["texts"]
@@ -273,7 +280,8 @@ class ClassificationReport:
 
 
 def report_of(run: Run, qrels: Qrels, names: Sequence[str]) -> ClassificationReport:
-    """Judge first answers to the run's texts, whose probabilities are by models that did not see them."""
+    """Evaluate first answers to the run's texts; its probabilities have to be by models fitted
+    without them."""
     qrels = qrels[[query for query in run.queries if query in qrels]]
     column = {name: at for at, name in enumerate(names)}
     first = run.keep(run.ranks == 1)

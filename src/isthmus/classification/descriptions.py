@@ -1,11 +1,12 @@
-"""What labels mean in words, made from the texts under them: by a language model, or without one by excerpts.
+"""Descriptions of labels from the texts under them: by a language model, or without one by excerpts.
 
-    extractive    the sentences of a label's texts whose words are most its own
+    extractive    the sentences of a label's texts whose words are most characteristic of it
     endpoint      an OpenAI-compatible `/v1/chat/completions` of the user's describes a label from five of its
                   texts and five of the labels nearest to it, as Franca et al. do ("RAG-labels"); texts are
                   sent there
 
-Descriptions are kept in a file to be read and corrected; what is there is used again, and never overwritten.
+Descriptions are stored in a file to be read and corrected; existing ones are used again and never
+overwritten.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ others. Write about the label in general, not about these texts."""
 
 @dataclass(frozen=True)
 class LabelDescription:
-    """One label's: the words, where they come from, and whether somebody has read them."""
+    """The description of one label: its text, its source, and whether a person has reviewed it."""
 
     text: str
     source: str = ""
@@ -63,7 +64,8 @@ def described(data: LabelledTexts, descriptions: LabelDescriptions) -> LabelledT
 def describe(
     data: LabelledTexts, known: LabelDescriptions | None = None, *, chat: Chat | None = None
 ) -> dict[str, LabelDescription]:
-    """Known descriptions as they are, and new ones of all other labels."""
+    """Return known descriptions unchanged, and new ones of all other labels. Raises DataError
+    without texts."""
     if not data.texts:
         raise DataError("rows of features say nothing in words", cure="describe labels of texts")
     words = _OwnWords.of(data)
@@ -80,7 +82,7 @@ def describe(
 
 
 def write_descriptions(descriptions: LabelDescriptions, path: str | PathLike[str]) -> None:
-    """A JSON file to read, to correct and to use again."""
+    """Write a JSON file of descriptions, to be read, corrected and used again."""
     labels = {
         name: {"description": one.text, "source": one.source, "reviewed": one.reviewed}
         for name, one in descriptions.items()
@@ -90,7 +92,7 @@ def write_descriptions(descriptions: LabelDescriptions, path: str | PathLike[str
 
 
 def read_descriptions(path: str | PathLike[str]) -> dict[str, LabelDescription]:
-    """Descriptions from such a file, or from a plain object of labels and texts."""
+    """Read descriptions from such a file, or from a plain JSON object of labels and texts."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         labels = content["labels"] if content.get("format") == FORMAT else content
@@ -106,17 +108,18 @@ def read_descriptions(path: str | PathLike[str]) -> dict[str, LabelDescription]:
 
 @dataclass(frozen=True, eq=False)
 class _OwnWords:
-    """Which texts have which words, and how much more often a label's texts have a word than others'."""
+    """The words of every text, and how much more often a label's texts have a word than other texts."""
 
     words: Sequence[str]
     having: Sparse
-    """Texts × words, ones."""
+    """Texts × words: 1 where the text has the word."""
     weights: Sparse
-    """Labels × words: log-odds, times the root of the share of the label's texts with the word."""
+    """Labels × words: log-odds against other texts, times the root of the share of the label's texts with the
+    word."""
 
     @classmethod
     def of(cls, data: LabelledTexts) -> _OwnWords:
-        """Count; a word that no text of a label has weighs nothing there."""
+        """Count words and compute weights; a word in no text of a label has no weight there."""
         tokens = tokenise(data.texts)
         having = (tokens.counts() > 0).astype(np.float64)
         weights = csr_array(data.labels.T.astype(np.float64) @ having)
@@ -130,7 +133,7 @@ class _OwnWords:
         return cls(tokens.terms.vocabulary, having, weights)
 
     def telling(self, data: LabelledTexts, label: int) -> list[int]:
-        """The label's texts, those with the most words of its own first."""
+        """Return the label's texts, those with the most characteristic words first."""
         own = data.labels[:, [label]].nonzero()[0]
         counts = self.having[own]
         scores = (counts @ self.weights[[label]].T).toarray().ravel()
@@ -139,7 +142,7 @@ class _OwnWords:
 
 
 def _excerpt(data: LabelledTexts, own_words: _OwnWords, label: int) -> str:
-    """The most characteristic sentences, no two with mostly the same words."""
+    """Return the most characteristic sentences, none with mostly the same words as another."""
     own = own_words.weights[[label]]
     weight = {own_words.words[at]: value for at, value in zip(own.indices, own.data.tolist(), strict=True)}
     texts = [data.texts[at] for at in own_words.telling(data, label)[:50]]
@@ -159,7 +162,8 @@ def _excerpt(data: LabelledTexts, own_words: _OwnWords, label: int) -> str:
 
 
 def _prompt(data: LabelledTexts, own_words: _OwnWords, label: int) -> str:
-    """Five texts of the label, and one each of the five labels whose words are most like its own."""
+    """Return the prompt: five texts of the label, and one of each of the five labels with the most similar
+    words."""
     weights = own_words.weights
     lengths = np.sqrt(np.asarray(weights.power(2).sum(axis=1)).ravel())
     cosines = (weights @ weights[[label]].T).toarray().ravel() / np.maximum(lengths, 1e-12)

@@ -1,11 +1,12 @@
-"""Ranked labels of several rankers as one probability, which holds for rare labels and for common ones.
+"""Fuses labels ranked by several rankers into one probability, calibrated for rare and for common labels.
 
 Every ranker's scores become probabilities by a curve per band of label frequency, shrunk towards the pooled
-one. A logistic model stacks their log-odds with who lists a label, how high, whether first (which may count
-against it: what is nearest to a page is itself) and how frequent it is; a last curve per band makes its
-margin a probability. All of it rests on candidates of texts that the rankers did not learn from, and what is
-reported of those texts is by curves and weights that did not see them either. Where a ranker's own order has
-a higher nDCG@5 there than the stack's, that order is kept.
+one. A logistic model stacks their log-odds with features of each ranker (whether it lists the label, at
+which rank, whether first, which may count against a label: the page nearest to a page is itself) and with
+the label's frequency; a last curve per band turns its margin into a probability. All of it is fitted on
+candidates of texts from which the rankers did not learn, and results on those texts come from curves and
+weights fitted without them. If a ranker's own order has a higher nDCG@5 there than the stack's, that order
+is kept.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from isthmus.files import write_whole
 from isthmus.logistic import likelihood_sums, newton_steps, newton_together
 
 FIRST = 5
-"""Labels of a text that rankings and calibration are judged by."""
+"""The number of first labels of a text on which rankings and calibration are evaluated."""
 FEATURES = 4
-"""Of a label by each ranker."""
+"""The number of features of a label from each ranker."""
 RIDGE = 1.0
 SURE = 1e-6
 LEAST_HITS = 20
-"""Right labels among candidates that a fusion is learned from."""
+"""The least number of right labels among candidates to learn a fusion from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +50,7 @@ class CandidateTable:
 
     @classmethod
     def of(cls, candidates: Sequence[Sparse]) -> CandidateTable:
-        """The union of every ranker's candidates, by text and label."""
+        """Build the union of all rankers' candidates, by text and label."""
         texts, labels = candidates[0].shape
         keys = [
             np.repeat(np.arange(texts, dtype=np.int64), np.diff(each.indptr)) * labels + each.indices
@@ -63,7 +64,7 @@ class CandidateTable:
 
     @classmethod
     def rows_of(cls, matrix: Sparse) -> CandidateTable:
-        """The stored entries of a matrix in their order, without scores."""
+        """Build from the stored entries of a matrix in their order, without scores."""
         text = np.repeat(np.arange(matrix.shape[0], dtype=np.int64), np.diff(matrix.indptr))
         return cls(matrix.shape, text, matrix.indices.astype(np.int64), np.zeros((0, len(text))))
 
@@ -71,21 +72,22 @@ class CandidateTable:
         return len(self.text)
 
     def take(self, rows: NDArray[np.bool_]) -> CandidateTable:
-        """Some of the rows, of the same texts."""
+        """Return the rows inside the mask; texts and labels keep their numbers."""
         return CandidateTable(self.shape, self.text[rows], self.label[rows], self.scores[:, rows])
 
     def hits(self, labels: Sparse) -> NDArray[np.bool_]:
-        """Whether each row's label is right for its text, of labels as texts × labels."""
+        """Whether each row's label is right for its text; `labels` is texts × labels."""
         keys = np.repeat(np.arange(labels.shape[0], dtype=np.int64), np.diff(labels.indptr)) * labels.shape[1]
         return np.isin(self.text * self.shape[1] + self.label, keys + labels.indices)
 
     def filled(self, values: FloatArray) -> Sparse:
-        """A value for every row as a sparse matrix, texts × labels."""
+        """Return a sparse matrix, texts × labels, with a value for every row."""
         ends = np.searchsorted(self.text, np.arange(self.shape[0] + 1))
         return csr_array((values.astype(np.float32), self.label.astype(np.int32), ends), shape=self.shape)
 
     def ranks(self, values: FloatArray) -> IntArray:
-        """The rank of every row among those of its text, from 1; of equal values the lower label first."""
+        """Return the rank of every row among those of its text, from 1; of equal values the lower label
+        first."""
         order = np.lexsort((self.label, -values, self.text))
         starts = np.searchsorted(self.text, np.arange(self.shape[0]))
         ranks = np.empty(len(values), dtype=np.int64)
@@ -101,7 +103,7 @@ class CandidateTable:
         return np.asarray(gains / ideal[np.clip(np.diff(labels.indptr), 1, FIRST) - 1])
 
     def depths(self, values: FloatArray) -> FloatArray:
-        """ln(rank) of every row among those of its text that have a value; 0 without one."""
+        """Return ln(rank) of every row among the rows of its text with a value; 0 for a row without one."""
         rows = np.flatnonzero(~np.isnan(values))
         text = self.text[rows]
         order = np.lexsort((-values[rows], text))
@@ -113,7 +115,7 @@ class CandidateTable:
 
 @dataclass(frozen=True, eq=False)
 class LabelFusion:
-    """What was learned: a curve per ranker, the weights of the stack, and the last curve."""
+    """A fitted fusion: a curve per ranker, the weights of the stack, and the last curve."""
 
     bands: int
     curves: tuple[PerPart, ...]
@@ -122,7 +124,8 @@ class LabelFusion:
 
     @classmethod
     def fit(cls, table: CandidateTable, hits: NDArray[np.bool_], bands: IntArray, count: int) -> LabelFusion:
-        """Learn curves and weights; `bands` has the band of every row, one of `count`."""
+        """Learn curves and weights; `bands` has the band of every row, one of `count`. Raises DataError for
+        too few hits."""
         if hits.sum() < LEAST_HITS:
             raise DataError(
                 f"rankers list {int(hits.sum())} right labels of texts held out, {LEAST_HITS} are needed",
@@ -153,8 +156,8 @@ class LabelFusion:
 
     @classmethod
     def alone(cls, table: CandidateTable, hits: NDArray[np.bool_], bands: int, ranker: int) -> LabelFusion:
-        """One ranker's order, which no band changes; labels that only others list are as probable as these
-        are on the whole."""
+        """Build a fusion that keeps one ranker's order in all bands; labels listed by other rankers only get
+        the share of right ones among them."""
         scores = table.scores[ranker]
         listed = ~np.isnan(scores)
         silent = PerPart(Platt()).fit(np.zeros(len(hits)), hits)
@@ -167,7 +170,8 @@ class LabelFusion:
         return cls(bands, tuple(curves), weights)
 
     def _design(self, table: CandidateTable, bands: IntArray) -> FloatArray:
-        """A row for every feature: by each ranker log-odds, not listed, ln rank, first; bands; ones."""
+        """Return one row per feature: of each ranker log-odds, not listed, ln rank, first; then bands and
+        ones."""
         odds, absent, depth, first = [], [], [], []
         for curve, scores in zip(self.curves, table.scores, strict=True):
             listed = ~np.isnan(scores)
@@ -183,7 +187,7 @@ class LabelFusion:
         return np.stack([*odds, *absent, *depth, *first, *frequency, np.ones(len(table))])
 
     def margins(self, table: CandidateTable, bands: IntArray) -> FloatArray:
-        """The fused log-odds of every row, before the last curve."""
+        """Return the fused log-odds of every row, before the last curve."""
         return np.asarray(self.weights @ self._design(table, bands))
 
     def probabilities(self, table: CandidateTable, bands: IntArray) -> FloatArray:
@@ -194,11 +198,12 @@ class LabelFusion:
         return self.last.probabilities(expit(margins), parts=bands)
 
     def with_last(self, margins: FloatArray, hits: NDArray[np.bool_], bands: IntArray) -> LabelFusion:
-        """The same with a last curve, learned from margins of texts that weights and curves did not see."""
+        """Return the same fusion with a last curve, learned from margins of texts outside the fit of weights
+        and curves."""
         return LabelFusion(self.bands, self.curves, self.weights, last_curve(margins, hits, bands))
 
     def save(self, folder: Path) -> None:
-        """A file for every curve, and the weights."""
+        """Write a file for every curve, and one for the weights."""
         for at, curve in enumerate(self.curves):
             save_calibrator(curve, folder / f"ranker-{at}.calibrator")
         if self.last is not None:
@@ -219,9 +224,9 @@ class LabelFusion:
 
 
 def last_curve(margins: FloatArray, hits: NDArray[np.bool_], bands: IntArray | None) -> PerPart:
-    """From fused log-odds, as the probabilities they stand for, to those that hold, per band.
+    """Fit, per band, a curve from fused log-odds (as probabilities) to calibrated probabilities.
 
-    Beta has a line in the log-odds (Platt) as a special case, and bends where the stack is too sure.
+    Beta has a line in the log-odds (Platt) as a special case, and bends where the stack is overconfident.
     """
     return PerPart(Beta()).fit(expit(margins), hits, parts=bands)
 
@@ -229,9 +234,9 @@ def last_curve(margins: FloatArray, hits: NDArray[np.bool_], bands: IntArray | N
 def cross_fitted(
     table: CandidateTable, labels: Sparse, bands: IntArray, count: int, parts: IntArray
 ) -> tuple[LabelFusion, FloatArray]:
-    """The fusion learned from all rows, and every row's probability by one that did not see its text.
+    """Return the fusion learned from all rows, and every row's probability by one fitted without its text.
 
-    `parts` has the part of every row. Where a ranker's own order has a higher nDCG@5, that is kept.
+    `parts` has the part of every row. If a ranker's own order has a higher nDCG@5, that order is kept.
     """
     hits = table.hits(labels)
 
@@ -258,7 +263,8 @@ def _held_out(
     bands: IntArray,
     parts: IntArray,
 ) -> tuple[LabelFusion, FloatArray]:
-    """What `fit` learns from all rows, with its last curve, and every row's probability by the rest."""
+    """Return the result of `fit` on all rows, with its last curve, and every row's probability by the other
+    parts."""
     margins, probabilities = np.zeros(len(table)), np.zeros(len(table))
     for part in np.unique(parts).tolist():
         inside = parts == part

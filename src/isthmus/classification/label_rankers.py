@@ -1,17 +1,17 @@
 """Labels as documents: text classification by retrieval.
 
-A label ranker scores every label for a text. All of them share one form, `fit(views, labels)` and then
-`scores(views)`, an array texts × labels with NaN where a label is not in the list, and they look at texts
-through `View`s, which a `Panel` computes once for all of its rankers:
+A label ranker scores every label for a text. All share one interface, `fit(views, labels)` and then
+`scores(views)`, an array texts × labels with NaN for an unlisted label. Their input are `View`s of texts,
+which a `Panel` computes once for all of its rankers:
 
     OneVsRest      a linear classifier per label (DiSMEC)
     NaiveBayes     complement naive Bayes
     TextNeighbours     labels of the nearest training texts, their similarities added or the largest kept
-    Bm25Neighbours the same with BM25, which is what the rank-fusion paper's sparse retriever is
+    Bm25Neighbours the same with BM25, as the rank-fusion paper's sparse retriever
     Centroid       similarity to the mean of a label's training texts
     LabelText      similarity to the label's own name and description
 
-Several labels per text are the general case; a single one is that with one True per row.
+Several labels per text are the general case; with a single label each row has one True.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ from isthmus.retrieval import BM25, check_depth, check_unique
 from isthmus.tables import Documents, Queries, Run
 
 Labels = NDArray[np.bool_]
-"""Texts × labels: which label is right for which text."""
+"""Texts × labels: whether the label is right for the text."""
 
 
 class LabelRanker(Protocol):
-    """Scores labels for texts; the constructor stores, `fit` returns what was learned."""
+    """Scores labels for texts; the constructor stores its arguments, `fit` returns a function that scores."""
 
     @property
     def views(self) -> tuple[View, ...]:
-        """What the ranker looks at."""
+        """The views of texts that the ranker uses."""
 
     def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
-        """Learn from training texts; the result scores texts × labels, NaN for an unlisted label."""
+        """Learn from training texts; returns a function that scores texts × labels, NaN for an unlisted
+        label."""
 
 
 @dataclass(frozen=True)
 class _OneView:
-    """A ranker that looks at texts in one way."""
+    """A ranker that uses one view of texts."""
 
     view: View
 
@@ -59,7 +60,8 @@ class _OneView:
     def _linear(
         self, weights: Any, silent: NDArray[np.bool_], intercepts: FloatArray | float = 0.0
     ) -> Callable[[Sight], FloatArray]:
-        """Scores x·w + intercept for every label that is not silent; weights are labels × features."""
+        """Return a function that scores x·w + intercept; silent labels get NaN. Weights are labels ×
+        features."""
 
         def scores(queries: Sight) -> FloatArray:
             values = np.asarray(queries[self.view] @ weights.T + intercepts, dtype=np.float64)
@@ -73,8 +75,8 @@ class _OneView:
 class OneVsRest(_OneView):
     """A linear classifier per label; `loss` is "hinge" (squared) or "log".
 
-    `ratio` first weighs every feature by its naive Bayes log-count ratio (Wang and Manning 2012). A label
-    without training text is unlisted.
+    `ratio` first multiplies every feature by its naive Bayes log-count ratio (Wang and Manning 2012). A
+    label with no training text, or with all, is unlisted.
     """
 
     cost: float = 0.5
@@ -110,7 +112,7 @@ class OneVsRest(_OneView):
 
 
 def _log_count_ratio(rows: Any, right: NDArray[np.bool_]) -> FloatArray:
-    """ln of how much commoner a feature is in the label's texts than in the others, counts plus one."""
+    """Return ln of a feature's frequency in the label's texts over that in the others, counts plus one."""
     there = (rows != 0).astype(np.float64)
     inside, outside = (1 + np.asarray(there[mask].sum(axis=0)).ravel() for mask in (right, ~right))
     ratio: FloatArray = np.log((inside / inside.sum()) / (outside / outside.sum()))
@@ -119,10 +121,11 @@ def _log_count_ratio(rows: Any, right: NDArray[np.bool_]) -> FloatArray:
 
 @dataclass(frozen=True)
 class NaiveBayes(_OneView):
-    """Complement naive Bayes: Σ x·w with w = ln P(feature | other labels), divided by its mean over features.
+    """Complement naive Bayes: Σ x·w with w = ln P(feature | other labels), divided by its mean over
+    features.
 
-    The mean, not the sum: a sum grows with the vocabulary, and scores learned from more texts would be on
-    another scale than those that a calibrator has seen.
+    It is divided by the mean rather than the sum, because a sum grows with the vocabulary: scores learned
+    from more texts would be on another scale than those on which a calibrator was fitted.
     """
 
     smoothing: float = 1.0
@@ -163,9 +166,9 @@ class TextNeighbours(_OneView):
 
 @dataclass(frozen=True)
 class Nearest:
-    """A view that is (rows, scores): the k training texts with the best BM25 scores; NaN where fewer match.
+    """A view with (rows, scores) of the k training texts with the best BM25 scores; NaN where fewer match.
 
-    So rankers that pool the same neighbours in different ways search once.
+    With it, rankers that pool the same neighbours in different ways search once.
     """
 
     k: int
@@ -233,7 +236,7 @@ class Centroid(_OneView):
 
 @dataclass(frozen=True)
 class LabelText(_OneView):
-    """Cosine of a text to its label's name and description."""
+    """Cosine of a text to every label's name and description."""
 
     def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
         named = sight.fitted[self.view](documents.texts)
@@ -284,7 +287,7 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class FittedPanel:
-    """What a panel has learned."""
+    """A panel after fitting: its views and rankers."""
 
     documents: Documents
     fitted: dict[View, Callable[[Sequence[str]], Any]]
@@ -296,7 +299,7 @@ class FittedPanel:
         return {name: score(sight) for name, score in self.learned.items()}
 
     def search(self, queries: Queries, k: int) -> dict[str, Run]:
-        """Every ranker's lists of labels, as any retriever gives them."""
+        """Return a run of labels from every ranker, at most k for each query."""
         check_depth(k)
         check_unique(queries.ids, "query")
         by_ranker = self.scores(queries.texts)
@@ -307,7 +310,7 @@ class FittedPanel:
 
 
 def as_run(queries: tuple[str, ...], labels: tuple[str, ...], scores: FloatArray, k: int, name: str) -> Run:
-    """A texts × labels array as ranked lists; NaN is not listed."""
+    """Convert a texts × labels array to ranked lists of at most k labels; NaN is not listed."""
     names = Ids.of(labels)
     order = np.argsort(-names.codes)
     values = np.where(np.isnan(scores), -np.inf, scores)[:, order]

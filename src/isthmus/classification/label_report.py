@@ -1,5 +1,5 @@
-"""How good ranked labels are, from sparse probabilities: precision, propensity-scored measures, calibration
-by how frequent labels are, and how many labels were expected."""
+"""Evaluates ranked labels with sparse probabilities: precision, propensity-scored measures, calibration by
+label frequency, and the expected number of labels."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ def label_report(
     names: Sequence[str],
     expected: FloatArray | None = None,
 ) -> LabelReport:
-    """Judge probabilities of texts × labels; `counts` are the training texts of every label among so many
-    `instances`, `bands` the band of every stored probability, and `names` theirs.
+    """Evaluate probabilities of texts × labels against the right labels.
 
-    psP and psnDCG are means over texts divided by the means of ideal lists (Jain et al. 2016).
+    `counts` has the training texts of every label among `instances` texts, `bands` the band of every stored
+    probability, and `names` the name of every band. psP and psnDCG are means over texts divided by the means
+    of ideal lists (Jain et al. 2016).
     """
     table = CandidateTable.rows_of(probabilities)
     values = probabilities.data.astype(np.float64)

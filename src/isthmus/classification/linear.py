@@ -1,16 +1,16 @@
 """A linear classifier per label with sparse weights (DiSMEC, Babbar and Schölkopf 2017), up to 10⁴ labels.
 
-Label by label, over TF-IDF rows x of unit length with a constant 1 beside them and y = ±1,
+For every label, over TF-IDF rows x of unit length with a constant 1 appended and y = ±1, it solves
 
     min_w  ½‖w‖² + C Σ_i max(0, 1 − y_i w·x_i)²
 
-and then weights below Δ = 0.01 are dropped, which leaves a small part of them and changes few rankings.
+and then drops weights below Δ = 0.01, which leaves a small part of them and changes few rankings.
 
-Where labels × weights are too many for that, a label is learned from its own texts and from those that a
-matcher, the cosine to the mean of its texts, takes it for; all others stand as one text without words, which
-counts as often as there are of them and keeps the intercept where they would. Only labels that the matcher
-lists are scored then, so that none is where it was not learned; frequent labels are learned from all texts,
-and always scored.
+If labels × weights are too many for that, a label is learned from its own texts and from those to which a
+matcher, the cosine to the mean of its texts, assigns it. All other texts are represented by one text without
+words, weighted by their number, which keeps the intercept where they would. Then only labels that the
+matcher lists are scored, so that no label is scored where it was not learned; frequent labels are learned
+from all texts and always scored.
 """
 
 from __future__ import annotations
@@ -47,38 +47,42 @@ from isthmus.errors import ConfigError, DataError
 from isthmus.report import progress
 
 BLOCK = 256
-"""Labels that are learned, and saved, together."""
+"""The number of labels that are learned, and saved, together."""
 MOST_LABELS = 20_000
 MOST_WORK = 10**9
-"""Labels × stored weights of texts up to which every label is learned from all texts."""
+"""The largest product of labels and stored weights of texts for which every label is learned from
+all texts."""
 TELLING = 256
-"""Terms of a label's texts that the matcher compares by."""
+"""The number of terms of a label's texts that the matcher compares."""
 HEAD = 100
-"""Labels of more than a text in so many are learned from all texts, always."""
+"""A label of more than one in this many texts is always learned from all texts."""
 TOLERANCE = 1e-2
-"""Of liblinear: 46 passes over the texts where 1e-4 takes 131; one validation text worse, one better."""
+"""Tolerance of liblinear: 46 passes over the texts where 1e-4 takes 131; one validation text worse, one
+better."""
 Learned: TypeAlias = tuple[NDArray[np.int32], FloatArray, float]
-"""Terms, their weights, the intercept."""
+"""Terms, their weights, and the intercept."""
 _LIBLINEAR = threading.Lock()  # all its threads draw from one stream, and none twice the same
 
 
 @dataclass(frozen=True)
 class SparseLinear:
-    """`fit` learns a linear classifier per label that has a training text; the others are never listed.
+    """Learns a linear classifier per label that has a training text; other labels are never listed.
 
-    With `checkpoint`, a folder, every block of labels is saved as it is done, and a fit of the same data and
-    settings goes on where another ended.
+    With `checkpoint`, a folder, every block of labels is saved when it is done, and an interrupted fit of
+    the same data and settings continues from there.
     """
 
     cost: float = 1.0
     prune: float = 0.01
     match: int | None = 128
-    """Labels of a text that the matcher lists, where there is too much to learn; None: all, always."""
+    """The number of labels of a text that the matcher lists, if there is too much to learn; None: always
+    learn from all texts."""
     workers: int = 2
     checkpoint: Path | None = None
 
     def fit(self, texts: TextRows, labels: Sparse, documents: TextRows | None = None) -> FittedLinear:
-        """Learn; `documents` are not looked at."""
+        """Learn from texts and labels; `documents` are not used. Raises DataError for more than `MOST_LABELS`
+        labels."""
         if self.cost <= 0 or self.prune < 0:
             raise ConfigError("cost must be above 0 and prune not below", key="cost", value=self.cost)
         if labels.shape[1] > MOST_LABELS:
@@ -102,7 +106,7 @@ class SparseLinear:
         return _joined(blocks, frequent, weights, matcher, self.match or 0)
 
     def _block(self, known: _Known, start: int, key: str) -> dict[str, Any]:
-        """The weights of some labels, from the checkpoint where it has them."""
+        """Return the weights of a block of labels, from the checkpoint if it has them."""
         file = None if self.checkpoint is None else self.checkpoint / f"labels-{start}-{key}.npz"
         if file is not None and file.is_file():
             return read_arrays(file)
@@ -122,7 +126,7 @@ class SparseLinear:
         return block
 
     def _label(self, known: _Known, label: int) -> Learned:
-        """What is learned of a label from its own rows and from others."""
+        """Learn one label from its own rows and from others."""
         own, count = known.own(label), known.rows.shape[0]
         if len(own) in (0, count):
             return np.empty(0, np.int32), np.empty(0), float(len(own) > 0)
@@ -136,7 +140,7 @@ class SparseLinear:
         return _liblinear(known.rows[chosen], signs, self.cost, count - len(chosen))
 
     def _key(self, known: _Known) -> str:
-        """Names the data and the settings, so that no block of others is taken for theirs."""
+        """Return a digest of the data and the settings, so that no block of other data is reused."""
         matched = None if known.lists is None else self.match
         settings = (self.cost, self.prune, matched, TELLING, HEAD, TOLERANCE, BLOCK)
         digest = hashlib.blake2b(repr(settings).encode(), digest_size=8)
@@ -148,8 +152,8 @@ class SparseLinear:
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """Training texts: their rows, labels × texts which are right, which the matcher lists, and which labels
-    are learned from all."""
+    """Training texts: their rows; labels × texts for the right ones and for those that the matcher lists; and
+    the labels that are learned from all texts."""
 
     rows: Sparse
     right: Sparse
@@ -162,8 +166,8 @@ class _Known:
 
 
 def _matcher(rows: Sparse, right: Sparse, wanted: NDArray[np.bool_]) -> Sparse:
-    """Terms × labels: by how much a label's texts have a term more than all have, in unit columns; only the
-    largest, and of wanted labels only."""
+    """Return terms × labels: how much more a label's texts have a term than all texts, in unit columns; only
+    the largest values, and of wanted labels only."""
     mean, parts = np.asarray(rows.mean(axis=0)).ravel(), []
     for start in range(0, right.shape[0], BLOCK):
         block = slice(start, start + BLOCK)
@@ -180,13 +184,13 @@ def _matcher(rows: Sparse, right: Sparse, wanted: NDArray[np.bool_]) -> Sparse:
 
 
 def _matched(rows: Sparse, matcher: Sparse, k: int) -> Sparse:
-    """The k labels that the matcher lists of every row."""
+    """Return the k labels that the matcher lists for every row."""
     starts = range(0, rows.shape[0], BATCH)
     return vstack([best_per_row(rows[at : at + BATCH] @ matcher, k) for at in starts], format="csr")
 
 
 def _liblinear(rows: Sparse, signs: FloatArray, cost: float, others: int) -> Learned:
-    """The minimum over these rows and over so many more without any term that are all wrong."""
+    """Minimise the loss over these rows and over `others` further negative rows without any term."""
     from sklearn import config_context
     from sklearn.svm import LinearSVC
 
@@ -205,7 +209,7 @@ def _liblinear(rows: Sparse, signs: FloatArray, cost: float, others: int) -> Lea
 
 
 def _narrow(rows: Sparse) -> Sparse:
-    """In double precision with indices of 32 bits, as liblinear reads them."""
+    """Convert to double precision with 32-bit indices, as liblinear reads them."""
     if rows.nnz >= 2**31:
         raise DataError(f"{rows.nnz:,} weights in the texts; 2³¹ are too many", cure="learn fewer texts")
     indices, ends = (array.astype(np.int32) for array in (rows.indices, rows.indptr))
@@ -227,8 +231,8 @@ def _joined(
 
 @dataclass(frozen=True, eq=False)
 class FittedLinear:
-    """Weights, labels × terms, mostly zeros; intercepts; which labels are scored for every text; the matcher,
-    terms × labels, that lists the others."""
+    """Fitted classifiers: weights (labels × terms, mostly zeros), intercepts, the labels that are scored for
+    every text, and the matcher (terms × labels) that lists the others."""
 
     weights: Sparse
     intercepts: FloatArray
@@ -238,7 +242,7 @@ class FittedLinear:
     match: int
 
     def candidates(self, texts: TextRows, k: int) -> Sparse:
-        """The k labels of every text with the largest w·x + b, and these."""
+        """Return the k labels of every text with the largest w·x + b, with these values."""
         return ranked_in_batches(
             texts, self.weights.shape[0], lambda batch: best_per_row(self._scores(batch), k)
         )
@@ -248,7 +252,8 @@ class FittedLinear:
         return csr_array(self.weights.T)
 
     def _scores(self, texts: TextRows) -> Sparse:
-        """The scores of labels that are always scored and of those that the matcher lists, for one batch."""
+        """Return the scores of labels that are always scored and of those that the matcher lists, for one
+        batch."""
         rows = weighed(texts, self.rarity)
         scores = (rows @ self._by_term).toarray() + self.intercepts.astype(np.float32)
         near = _matched(rows, self.matcher, self.match)
@@ -275,6 +280,6 @@ class FittedLinear:
         return cls(weights, stored["intercepts"], always, stored["rarity"], matcher, match)
 
     def sides(self) -> Sides:
-        """What must fit together: its arrays and their axes, L labels, T terms."""
+        """Return the arrays and their axes (L labels, T terms), which must fit together."""
         own: Sides = [(self.weights, "LT"), (self.matcher, "TL"), (self.rarity, "T")]
         return [*own, (self.intercepts, "L"), (self.always, "L")]

@@ -1,8 +1,9 @@
-"""Texts under any number of labels out of very many: retrieved, fused, and with probabilities that hold.
+"""Classifies texts under any number of very many labels: retrieved, fused, with calibrated probabilities.
 
-Two stages, as xCoRetriev has them: rankers list some dozens of labels each, from training texts, from the
-labels' own words and from vectors; what they list is fused. Rankers of folds are learned without the texts
-that curves and weights rest on; where there are many texts, those of as many folds as are needed.
+It has two stages, as xCoRetriev: rankers list some dozens of labels each, from training texts, from the
+labels' own words and from vectors; then their lists are fused. Curves and weights are fitted on texts held
+out from the rankers of each fold; if there are many texts, only as many folds are used as give enough of
+them.
 """
 
 from __future__ import annotations
@@ -60,15 +61,15 @@ from isthmus.randomness import Streams
 from isthmus.report import progress
 
 DEPTH = 64
-"""Labels that a ranker lists."""
+"""The number of labels that a ranker lists."""
 ENOUGH = 5_000
-"""Texts that curves and weights rest on, where there are so many."""
+"""The number of texts on which curves and weights are fitted, if there are so many."""
 MOST_LINEAR = 10_000
-"""Labels that each have a linear classifier by default."""
+"""The largest number of labels for which linear classifiers are a default ranker."""
 FORMAT = 1
 PRESETS = ("default", "xcoretriev")
 Texts = Sequence[str] | Sparse
-"""Texts, or rows of feature weights where the training data had those."""
+"""Texts, or rows of feature weights if the training data were such rows."""
 T = TypeVar("T", bound="Kept")
 
 _STAGE = re.compile(r"stage-\d+-\d+|model-(space|fusion|held-out|ranker-\d+)")
@@ -78,7 +79,7 @@ _FITTED: dict[str, type[FittedLabelRanker]] = {
 
 
 def preset_rankers(preset: str, documents: TextRows) -> dict[str, SparseLabelRanker]:
-    """The rankers of a preset; labels without words are not searched by words.
+    """Return the rankers of a preset; labels without words are not searched by words.
 
     `xcoretriev` has the rank-fusion paper's two: the best of 64 neighbours by BM25, and label vectors.
     """
@@ -97,7 +98,7 @@ def preset_rankers(preset: str, documents: TextRows) -> dict[str, SparseLabelRan
 
 
 class Kept(Protocol):
-    """What a stage of fitting leaves on disk."""
+    """The result of a stage of fitting, which can be saved."""
 
     def save(self, folder: Path) -> None:
         """Write the stage's files into a folder."""
@@ -105,27 +106,30 @@ class Kept(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class HeldOutLabels:
-    """Probabilities of texts held out, by models that saw none of them, and what is right."""
+    """Probabilities of held-out texts, by models fitted without them, and the right labels."""
 
     probabilities: Sparse
     labels: Sparse
     bands: IntArray
-    """The band of every stored entry, by the training texts of its fold."""
+    """The band of every stored entry, by the number of training texts in its fold."""
     names: tuple[str, ...]
 
     @cached_property
     def hits(self) -> NDArray[np.bool_]:
-        """Which stored entries are right."""
+        """Whether each stored entry is right."""
         return CandidateTable.rows_of(self.probabilities).hits(self.labels)
 
     @property
     def unlisted(self) -> float:
-        """Right labels a text that no ranker lists."""
+        """The mean number of right labels of a text that no ranker lists."""
         return float((self.labels.nnz - self.hits.sum()) / max(self.labels.shape[0], 1))
 
     def thresholds(self, precision: float) -> FloatArray:
-        """The lowest probability at which labels of a band were right with this precision; infinite where
-        none is. A band with too few labels to tell has the threshold of all."""
+        """Return the lowest probability per band at which labels had this precision; infinite if there is
+        none.
+
+        A band with too few right labels has the threshold of all bands together.
+        """
         hits, stated = self.hits, self.probabilities.data
         text = CandidateTable.rows_of(self.probabilities).text
 
@@ -147,8 +151,11 @@ class HeldOutLabels:
         return values
 
     def decision(self, precision: float, thresholds: FloatArray | None = None) -> dict[str, Any]:
-        """For a wanted precision: thresholds by band, of these texts or of others, how often labels at or
-        above them were right, and the share of texts that have none."""
+        """Return the effect of thresholds for a wanted precision, by band and on the whole.
+
+        That is how often labels at or above them were right, and the share of texts that have none. The
+        thresholds are those of these texts unless others are given.
+        """
         thresholds, hits = self.thresholds(precision) if thresholds is None else thresholds, self.hits
         passing = self.probabilities.data >= thresholds[self.bands]
         rows = [
@@ -186,7 +193,7 @@ class HeldOutLabels:
 
 @dataclass(frozen=True, eq=False)
 class _Stored:
-    """Candidates of a stage, texts × labels, as they are saved."""
+    """Candidates of a stage (texts × labels) in the form in which they are saved."""
 
     matrix: Sparse
 
@@ -200,12 +207,12 @@ class _Stored:
 
 @dataclass(frozen=True)
 class Stages:
-    """What has been computed of a fit, in a folder; whoever is killed goes on behind the last whole stage."""
+    """The stages of a fit that are complete, in a folder; an interrupted fit continues after the last one."""
 
     folder: Path | None
 
     def begin(self, fingerprint: str) -> None:
-        """Drop what is there unless it is an unfinished fit of the same data and settings."""
+        """Drop stored stages unless they are of an unfinished fit of the same data and settings."""
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -221,7 +228,7 @@ class Stages:
             write_whole(mark, json.dumps({"fingerprint": fingerprint}).encode())
 
     def _drop(self, *beginnings: str) -> None:
-        """Remove stages, the file that says that each is whole first."""
+        """Remove stages, deleting first the file that marks each as complete."""
         for old in self.folder.iterdir() if self.folder else ():
             if _STAGE.fullmatch(old.name) and old.name.startswith(beginnings):
                 if old.is_symlink():
@@ -230,7 +237,7 @@ class Stages:
                 shutil.rmtree(old)
 
     def get(self, name: str, make: Callable[[], T], load: Callable[[Path], T]) -> T:
-        """What the stage left, or what `make` gives, which is kept."""
+        """Load the stage if it is complete; otherwise call `make`, save its result and return it."""
         if self.folder is None:
             return make()
         home = self.folder / name
@@ -243,17 +250,20 @@ class Stages:
         return result
 
     def end(self) -> None:
-        """Drop what only fitting needed."""
+        """Drop the stages that only fitting needed."""
         self._drop("stage-")
 
 
 class MultiLabelClassifier:
-    """`fit(data)` learns; `predict(texts)` gives probabilities of the labels that rankers list, a sparse
-    matrix texts × labels; `held_out_` has those of training texts by models that did not see them.
+    """Classifies texts under any number of labels.
 
-    `encoder` is `latent` (latent semantics of the training texts) or the name of one that was added. `bands`
-    are the frequencies at which labels have curves of their own; the preset `xcoretriev` has head and tail.
-    With `links` labels are pages that texts link to: a text whose id is a label's name never has that label.
+    `fit(data)` learns; `predict(texts)` returns probabilities of the labels that rankers list, a sparse
+    matrix texts × labels. `held_out_` has those of training texts by models fitted without them.
+
+    `encoder` is `latent` (latent semantics of the training texts) or the name of an added encoder. `bands_`
+    are the ranges of label frequency with curves of their own; the preset `xcoretriev` has head and tail.
+    With `links`, labels are pages to which texts link: a text whose id is a label's name never has that
+    label.
     """
 
     def __init__(
@@ -271,10 +281,10 @@ class MultiLabelClassifier:
         self.folds, self.seed, self.enough, self.links = folds, seed, enough, links
 
     def fit(self, data: LabelledTexts, folder: str | PathLike[str] | None = None) -> Self:
-        """Learn from labelled texts; those without a label are passed over.
+        """Learn from labelled texts; texts without a label are skipped.
 
-        With a folder, every stage is kept there, and a fit that was killed goes on where it was; in the end
-        the folder is what `load_multilabel` reads.
+        With a folder, every stage is saved there, and an interrupted fit continues from it; in the end
+        `load_multilabel` can read the folder.
         """
         data = data.take(data.labelled)
         stages = Stages(None if folder is None else Path(folder))
@@ -303,7 +313,7 @@ class MultiLabelClassifier:
         return TextSpace.fit(source, documents, encoder=self.encoder, seed=self.seed)
 
     def _documents(self, documents: Sequence[str], count: int) -> TextRows:
-        """The labels as texts; rows without terms or direction where the data have no texts."""
+        """Return the labels as texts; rows without terms or vectors if the data have no texts."""
         if documents:
             return self.space_.rows(documents)
         return TextRows(csr_array((count, self.space_.width), dtype=np.float32), None, counted=False)
@@ -316,7 +326,8 @@ class MultiLabelClassifier:
         documents: TextRows,
         rankers: Mapping[str, SparseLabelRanker],
     ) -> None:
-        """Candidates of texts held out, the fusion learned from them, and what it says of them."""
+        """Find candidates of held-out texts, learn the fusion from them, and compute their held-out
+        probabilities."""
         parts, chosen = self._parts(data)
         scored = [np.flatnonzero((parts == part) & chosen) for part in np.unique(parts[chosen]).tolist()]
         listed: list[list[Sparse]] = []
@@ -350,7 +361,8 @@ class MultiLabelClassifier:
         )
 
     def _parts(self, data: LabelledTexts) -> tuple[IntArray, NDArray[np.bool_]]:
-        """The fold of every text, and which texts are scored: of as many folds as make enough texts."""
+        """Return the fold of every text, and the mask of texts to score, from as many folds as give enough
+        texts."""
         rng = Streams(self.seed)("multi-label folds")
         if data.folds is not None:
             parts = np.unique(data.folds, return_inverse=True)[1]
@@ -389,9 +401,10 @@ class MultiLabelClassifier:
         return {name: getattr(self, name) for name in names}
 
     def predict(self, texts: Texts, ids: Sequence[str] | None = None) -> Sparse:
-        """Probabilities of the labels that rankers list, texts × labels; what is not stored is not listed.
+        """Return probabilities of the labels that rankers list, texts × labels; an entry not stored is not
+        listed.
 
-        The texts' `ids` are needed, and looked at, where labels are pages that texts link to.
+        The texts' `ids` are needed, and used, only with `links`. Raises DataError without texts.
         """
         self._check()
         if self.links and ids is None:
@@ -404,7 +417,7 @@ class MultiLabelClassifier:
         return vstack(parts, format="csr")
 
     def _own(self, ids: Sequence[str]) -> IntArray:
-        """The label that stands for each text itself, or −1."""
+        """Return the number of the label that stands for each text itself, or −1."""
         number = {name: at for at, name in enumerate(self.names_)} if self.links else {}
         return np.array([number.get(name, -1) for name in ids], dtype=np.int64)
 
@@ -416,7 +429,7 @@ class MultiLabelClassifier:
         return table.filled(self.fusion_.probabilities(table, bands))
 
     def report(self, probabilities: Sparse | None = None, labels: Sparse | None = None) -> LabelReport:
-        """How good probabilities of texts with these labels are; without them, those of texts held out."""
+        """Evaluate probabilities of texts with these labels; without arguments, those of held-out texts."""
         if probabilities is None or labels is None:
             probabilities, labels, bands = (
                 self.held_out_.probabilities,
@@ -436,7 +449,8 @@ class MultiLabelClassifier:
         )
 
     def matched(self, data: LabelledTexts) -> Sparse:
-        """The labels of other texts in this classifier's order; one that it does not know is an error."""
+        """Return the labels of other texts in this classifier's order. Raises DataError for an
+        unknown label."""
         place = {name: at for at, name in enumerate(self.names_)}
         if strange := next((name for name in data.names if name not in place), None):
             raise DataError(f"the classifier does not know the label {strange!r}", cure="fit it anew")
@@ -445,35 +459,37 @@ class MultiLabelClassifier:
         return csr_array(parts, shape=(len(data), len(self.names_)))
 
     def expected_labels(self, probabilities: Sparse) -> FloatArray:
-        """How many labels every text has, in expectation, those that no ranker lists included."""
+        """Return the expected number of labels of every text, including labels that no ranker lists."""
         sums = np.asarray(probabilities.sum(axis=1), dtype=np.float64).ravel()
         return np.asarray(sums + self.held_out_.unlisted)
 
     def decided(self, probabilities: Sparse, precision: float) -> Sparse:
-        """Only labels that are as probable as their band asks for, for labels to be right so often; a text
-        nothing is sure enough for keeps none."""
+        """Keep only labels whose probability reaches their band's threshold for this precision; a text may
+        have none left."""
         least = self.held_out_.thresholds(precision)[self.label_bands_]
         table = CandidateTable.rows_of(probabilities)
         passing = probabilities.data >= least[table.label]
         return table.take(passing).filled(probabilities.data[passing])
 
     def decision(self, probabilities: Sparse, labels: Sparse, precision: float) -> dict[str, Any]:
-        """What the thresholds of texts held out come to on other texts."""
+        """Apply the thresholds of held-out texts to other texts; see `HeldOutLabels.decision`."""
         bands = self.label_bands_[probabilities.indices]
         judged = HeldOutLabels(probabilities, labels, bands, self.bands_.names)
         return judged.decision(precision, self.held_out_.thresholds(precision))
 
     @cached_property
     def label_bands_(self) -> IntArray:
-        """The band of every label: as frequent as it was, in proportion, where curves were learned."""
+        """The band of every label, from its number of training texts scaled to the share on which curves were
+        learned."""
         return self._bands_of(np.ceil(self.counts_ * self.share_)).astype(np.int64)
 
     def _bands_of(self, counts: IntArray) -> NDArray[np.int8]:
-        """The bands of labels with these counts; xCoRetriev splits once, by all training texts."""
+        """Return the bands of labels with these counts; xCoRetriev splits once, by all training texts."""
         return self.bands_.of(self.counts_ if self.preset == "xcoretriev" else counts)
 
     def _check_parts(self) -> None:
-        """That what was loaded belongs together: else answers would be wrong, or beyond their arrays."""
+        """Check that loaded parts belong together; else answers would be wrong, or read beyond the arrays.
+        Raises DataError."""
         fusion, held_out, rankers = self.fusion_, self.held_out_, self.rankers_.values()
         labels, space = len(self.names_), self.space_
         known = {"T": space.width, "L": labels, "B": len(self.bands_), "R": len(rankers)}
@@ -496,7 +512,7 @@ class MultiLabelClassifier:
             raise DataError("the classifier is not fitted", cure="call fit, or load a saved one")
 
     def _describe(self, folder: Path) -> None:
-        """The file that makes the folder a classifier, written last."""
+        """Write the files that make the folder a classifier; `classifier.json` comes last."""
         about = {
             "format": FORMAT,
             "kind": "multi-label",
@@ -513,7 +529,7 @@ class MultiLabelClassifier:
 
 @dataclass(frozen=True, eq=False)
 class _Learner:
-    """A ranker that learns when it is called."""
+    """A ranker with its training data, which learns when it is called."""
 
     ranker: SparseLabelRanker
     texts: TextRows
@@ -526,7 +542,7 @@ class _Learner:
 
 @dataclass(frozen=True, eq=False)
 class _Searcher:
-    """A ranker that learns and searches when it is called."""
+    """A ranker with training data and queries, which learns and searches when it is called."""
 
     learner: _Learner
     queries: TextRows
@@ -547,7 +563,7 @@ def _load_ranker(folder: Path) -> FittedLabelRanker:
 
 
 def is_multilabel(folder: str | PathLike[str]) -> bool:
-    """Whether a folder has, or is to have, such a classifier."""
+    """Whether a folder has a multi-label classifier or an unfinished fit of one."""
     try:
         return bool(json.loads((Path(folder) / "classifier.json").read_bytes()).get("kind") == "multi-label")
     except (OSError, ValueError, AttributeError, RecursionError):
@@ -555,7 +571,7 @@ def is_multilabel(folder: str | PathLike[str]) -> bool:
 
 
 def load_multilabel(folder: str | PathLike[str]) -> MultiLabelClassifier:
-    """Read a classifier that `fit` left in a folder."""
+    """Read a classifier that `fit` wrote to a folder. Raises DataError if there is none."""
     home = Path(folder)
     try:
         about = json.loads((home / "classifier.json").read_bytes())

@@ -1,6 +1,9 @@
-"""From texts to rows: the terms of training texts and of labels, and vectors in a space of their own or of an
-encoder. Terms are shared by all folds of a cross-fit; directions are not, since texts that they were learned
-from lie nearer to them than new ones do."""
+"""Converts texts to rows: terms of training texts and labels, and vectors of latent semantics or of an
+encoder.
+
+Terms are shared by all folds of a cross-fit. Latent directions are not, because the texts from which they
+were learned lie nearer to them than new texts do.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,16 @@ from isthmus.randomness import Streams
 from isthmus.text import ENGLISH
 
 MOST_SAMPLED = 30_000
-"""Texts that directions are learned from."""
+"""The largest number of texts from which directions are learned."""
 LATENT = "latent"
 
 
 @dataclass(frozen=True, eq=False)
 class TextSpace:
-    """`rows(texts)`: terms that training knows, and vectors; unknown words say nothing.
+    """`rows(texts)` converts texts to terms known from training, and vectors; unknown words are ignored.
 
-    `encoder` is `latent` (a truncated SVD of the training texts' TF-IDF) or the name of an encoder that was
-    added. Where feature weights came as such, `terms` is None and only `latent` can make vectors.
+    `encoder` is `latent` (a truncated SVD of the training texts' TF-IDF) or the name of an added encoder.
+    For data given as feature weights, `terms` is None and only `latent` can make vectors.
     """
 
     encoder: str
@@ -50,7 +53,8 @@ class TextSpace:
         dimensions: int = 128,
         seed: int = 0,
     ) -> TextSpace:
-        """The terms of training texts and of the labels' own texts; directions of the former alone."""
+        """Learn the terms of training texts and of the labels' own texts; directions come from the training
+        texts alone."""
         terms = None
         if isinstance(texts, csr_array):
             width = int(texts.shape[1])
@@ -63,7 +67,8 @@ class TextSpace:
         return empty.directed(TextRows(*empty._terms(texts)), dimensions=dimensions, seed=seed)
 
     def directed(self, rows: TextRows, *, dimensions: int = 128, seed: int = 0) -> TextSpace:
-        """The same terms, with weights and directions of these texts; an encoder needs none."""
+        """Return the same terms with weights and directions learned from these texts; unchanged for an
+        encoder."""
         from sklearn.utils.extmath import randomized_svd
 
         wanted = min(dimensions, self.width, len(rows)) if self.encoder == LATENT else 0
@@ -79,14 +84,14 @@ class TextSpace:
         return replace(self, rarity=weights, components=components)
 
     def rows(self, texts: Sequence[str] | Sparse) -> TextRows:
-        """Texts, or feature weights that came as such, as rankers see them."""
+        """Return texts, or given feature weights, in the form that rankers use."""
         rows = TextRows(*self._terms(texts))
         if self.encoder != LATENT:
             return replace(rows, vectors=encode_cached(self._encoder, texts))
         return self.turned(rows)
 
     def turned(self, rows: TextRows) -> TextRows:
-        """The same texts with vectors in these directions; an encoder's stay as they are."""
+        """Return the same texts with vectors in these directions; vectors of an encoder stay as they are."""
         if self.encoder != LATENT:
             return rows
         vectors = np.asarray(weighed(rows, self.rarity) @ self.components, dtype=np.float32)
@@ -97,7 +102,8 @@ class TextSpace:
         return load_encoder(self.encoder)
 
     def _terms(self, texts: Sequence[str] | Sparse) -> tuple[Any, None, bool]:
-        """Counts of known terms, or the weights as they came; whether they are counts."""
+        """Return counts of known terms, or the given weights; None for vectors; and whether they are
+        counts."""
         if isinstance(texts, csr_array):
             if self.terms is not None or texts.shape[1] != self.width:
                 known = "texts" if self.terms is not None else f"{self.width:,} features"

@@ -1,12 +1,12 @@
-"""Labels by the million: texts, right labels and ranked labels as sparse rows, a batch at a time.
+"""Sparse rows for millions of labels: texts, right labels and ranked labels, a batch at a time.
 
     texts        `TextRows`: rows of term weights, and vectors where there are any, made of texts or of
-                 feature weights that came as such (the XMC repository's format)
+                 given feature weights (the XMC repository's format)
     right        `csr_array` of bool, texts × labels
     candidates   `csr_array` of float32, texts × labels: stored entries are the labels that a ranker lists,
-                 with its score (which may be 0); what is not stored is not listed
+                 with its score (which may be 0); an entry not stored is not listed
 
-Nothing of size texts × labels is ever made: a ranker works on `BATCH` texts, and lists at most `k` labels.
+No dense array of texts × labels is ever made: a ranker works on `BATCH` texts, and lists at most `k` labels.
 """
 
 from __future__ import annotations
@@ -28,69 +28,72 @@ from isthmus.files import replacing
 from isthmus.tables import PLAIN, Unpacker
 
 BATCH = 1_024
-"""Texts that are ranked at once."""
+"""The number of texts that are ranked at once."""
 Sparse: TypeAlias = Any
 """A `csr_array`; SciPy's stubs disagree on what its operations return."""
 
 
 Sides: TypeAlias = list[tuple[Any, str]]
-"""Arrays and what their sides stand for, a letter each: the same letter, the same length."""
+"""Arrays with a letter for each axis: axes of the same letter have the same length."""
 
 
 @dataclass(frozen=True, eq=False)
 class TextRows:
-    """Texts as rankers see them."""
+    """Texts in the form that rankers use."""
 
     terms: Sparse
-    """Texts × terms, float32: how often each term stands in a text, or weights that came as such."""
+    """Texts × terms, float32: the count of each term in a text, or given feature weights."""
     vectors: NDArray[np.float32] | None = None
     """Unit rows of an encoder, or of latent semantics."""
     counted: bool = True
-    """Whether terms are counted; weights that came as such are compared as they are."""
+    """Whether terms are counts; given feature weights are compared as they are."""
 
     def __len__(self) -> int:
         return int(self.terms.shape[0])
 
     def take(self, rows: Any) -> TextRows:
-        """Those at these positions (integers, a mask or a slice)."""
+        """Return the texts at these positions (integers, a mask or a slice)."""
         vectors = None if self.vectors is None else self.vectors[rows]
         return TextRows(self.terms[rows], vectors, self.counted)
 
     def batches(self, size: int = BATCH) -> Iterator[TextRows]:
-        """All of them in order, so many at a time."""
+        """Yield all texts in order, `size` at a time."""
         for start in range(0, len(self), size):
             yield self.take(slice(start, start + size))
 
 
 class FittedLabelRanker(Protocol):
-    """What a ranker has learned."""
+    """A label ranker after fitting."""
 
     def candidates(self, texts: TextRows, k: int) -> Sparse:
-        """At most k labels of every text with their scores, as above."""
+        """Return at most k labels of every text with their scores, in the form of candidates."""
 
     def save(self, folder: Path) -> None:
-        """Write all of it to a folder that is there; its last file is written last."""
+        """Write all of it to an existing folder; its last file is written last."""
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Read what `save` wrote."""
 
     def sides(self) -> Sides:
-        """Of every array, what its sides stand for."""
+        """Return every array with the letters of its axes."""
 
 
 class SparseLabelRanker(Protocol):
-    """Ranks labels for texts; the constructor stores, `fit` returns what was learned."""
+    """Ranks labels for texts; the constructor stores its arguments, `fit` returns a fitted ranker."""
 
     def fit(self, texts: TextRows, labels: Sparse, documents: TextRows) -> FittedLabelRanker:
-        """Learn from texts and their labels; `documents` are the labels' own names and descriptions, in the
-        terms of the texts (rows without terms where nothing is known of them)."""
+        """Learn from texts and their labels.
+
+        `documents` are the labels' own names and descriptions, in the terms of the texts (rows without terms
+        if there are none).
+        """
 
 
 def ranked_in_batches(
     texts: TextRows, width: int, rank: Callable[[TextRows], Sparse], *, size: int = BATCH
 ) -> Sparse:
-    """`rank` applied to a batch of texts at a time; `width` is the number of labels."""
+    """Apply `rank` to one batch of texts at a time; `width` is the number of labels."""
     parts = [rank(batch) for batch in texts.batches(size)]
     if not parts:
         return csr_array((0, width), dtype=np.float32)
@@ -98,7 +101,8 @@ def ranked_in_batches(
 
 
 def best_per_row(scores: Sparse, k: int) -> Sparse:
-    """The k largest stored entries of every row, as float32; of equal ones those of the lower column."""
+    """Return the k largest stored entries of every row, as float32; of equal ones those of the lower
+    column."""
     data, columns, ends = scores.data, scores.indices, scores.indptr
     counts = np.diff(ends)
     keep = np.ones(len(data), dtype=bool)
@@ -115,7 +119,7 @@ def best_per_row(scores: Sparse, k: int) -> Sparse:
 
 
 def without_own(candidates: Sparse, own: IntArray) -> Sparse:
-    """Without the label that stands for a text itself: `own[row]` is its number, or −1."""
+    """Remove the label that stands for a text itself: `own[row]` is its number, or −1."""
     row = np.repeat(np.arange(candidates.shape[0]), np.diff(candidates.indptr))
     others = candidates.indices != own[row]
     ends = np.concatenate(([0], np.cumsum(others)))[candidates.indptr]
@@ -123,7 +127,7 @@ def without_own(candidates: Sparse, own: IntArray) -> Sparse:
 
 
 def from_lists(rows: Sequence[Any], width: int) -> Sparse:
-    """A bool matrix, texts × labels, from the numbers of every text's labels."""
+    """Build a bool matrix, texts × labels, from the numbers of every text's labels."""
     counts = [len(row) for row in rows]
     columns = np.concatenate([np.empty(0, np.int64), *(np.asarray(row, np.int64) for row in rows)])
     ends = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
@@ -133,7 +137,7 @@ def from_lists(rows: Sequence[Any], width: int) -> Sparse:
 
 
 def rarity(texts: TextRows) -> FloatArray:
-    """ln((1 + N)/(1 + df)) + 1 of every term; ones for weights that came as such."""
+    """Return ln((1 + N)/(1 + df)) + 1 of every term; ones for given feature weights."""
     if not texts.counted:
         return np.ones(texts.terms.shape[1])
     having = np.bincount(texts.terms.indices, minlength=texts.terms.shape[1])
@@ -141,7 +145,7 @@ def rarity(texts: TextRows) -> FloatArray:
 
 
 def weighed(texts: TextRows, rarity_of_terms: FloatArray) -> Sparse:
-    """Rows of (1 + ln tf)·rarity, or of weights that came as such, scaled to unit length."""
+    """Return rows of (1 + ln tf)·rarity, or of given feature weights, scaled to unit length."""
     terms = texts.terms
     values = 1 + np.log(terms.data) if texts.counted else terms.data
     values = values * rarity_of_terms[terms.indices]
@@ -152,13 +156,14 @@ def weighed(texts: TextRows, rarity_of_terms: FloatArray) -> Sparse:
 
 
 def label_counts(labels: Sparse) -> IntArray:
-    """How many texts every label has."""
+    """Return the number of texts of every label."""
     return np.bincount(labels.indices, minlength=labels.shape[1]).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Bands:
-    """Labels by how many training texts they have: band b from `edges[b − 1]` on and below `edges[b]`."""
+    """Labels grouped by their number of training texts: band b from `edges[b − 1]` on and below
+    `edges[b]`."""
 
     edges: tuple[int, ...] = (1, 4, 16, 64)
 
@@ -171,7 +176,7 @@ class Bands:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Such as 0, 1–3, 4–15, 64+."""
+        """Names of the bands, such as 0, 1–3, 4–15, 64+."""
         starts, ends = (0, *self.edges[:-1]), self.edges
         spans = zip(starts, ends, strict=True)
         named = [str(start) if start == end - 1 else f"{start}–{end - 1}" for start, end in spans]
@@ -179,8 +184,8 @@ class Bands:
 
     @classmethod
     def head_and_tail(cls, counts: IntArray, share: float = 0.2) -> Bands:
-        """The rank-fusion paper's split: the ⌊share·L⌋ + 1 most frequent of L labels are head, and those that
-        are as frequent as the last of them."""
+        """Return the rank-fusion paper's split: of L labels, the ⌊share·L⌋ + 1 most frequent are head, and
+        all that are as frequent as the last of these."""
         if not len(counts):
             raise DataError("no labels to split into head and tail")
         least = np.sort(counts)[::-1][min(int(share * len(counts)), len(counts) - 1)]
@@ -188,13 +193,14 @@ class Bands:
 
 
 def write_arrays(file: Path, **arrays: NDArray[Any]) -> None:
-    """Arrays in one file (.npz, not compressed) that is there whole or not at all."""
+    """Write arrays to one file (.npz, not compressed), whole or not at all."""
     with replacing(file) as stream:
         np.savez(stream, allow_pickle=False, **arrays)
 
 
 def read_arrays(file: Path) -> dict[str, NDArray[Any]]:
-    """What `write_arrays` wrote: numbers and words that take no more than the file does."""
+    """Read arrays of `write_arrays`: numbers and words that take no more memory than the file has bytes.
+    Raises DataError."""
     try:
         unpacker = Unpacker(file.stat().st_size)
         with zipfile.ZipFile(file) as stored:
@@ -213,7 +219,7 @@ def read_arrays(file: Path) -> dict[str, NDArray[Any]]:
 
 
 def check_sides(sides: Sides, known: dict[str, int]) -> None:
-    """Arrays that are of one size with each other and with what is known; those of two sizes are refused."""
+    """Check that the axes of arrays agree with each other and with known lengths. Raises DataError if not."""
     lengths = dict(known)
     for array, letters in sides:
         if len(array.shape) != len(letters) or any(
@@ -225,7 +231,7 @@ def check_sides(sides: Sides, known: dict[str, int]) -> None:
 
 
 def sparse_arrays(name: str, matrix: Sparse) -> dict[str, NDArray[Any]]:
-    """A sparse matrix as arrays for `write_arrays`."""
+    """Return a sparse matrix as arrays for `write_arrays`."""
     parts = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
     return {f"{name}.{part}": array for part, array in parts.items()} | {
         f"{name}.shape": np.array(matrix.shape, dtype=np.int64)
@@ -233,7 +239,7 @@ def sparse_arrays(name: str, matrix: Sparse) -> dict[str, NDArray[Any]]:
 
 
 def sparse_of(name: str, arrays: dict[str, NDArray[Any]]) -> Sparse:
-    """The matrix of `sparse_arrays`."""
+    """Rebuild the matrix from `sparse_arrays`. Raises DataError if the arrays are not a valid one."""
     data, indices, indptr, shape = (
         arrays[f"{name}.{part}"] for part in ("data", "indices", "indptr", "shape")
     )

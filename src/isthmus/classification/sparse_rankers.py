@@ -1,10 +1,10 @@
 """Rankers of labels whose cost does not grow with texts × labels.
 
-    LabelBm25         BM25 over the labels' own names and descriptions: labels without a text are found too
+    LabelBm25         BM25 over the labels' own names and descriptions: also finds labels without a text
     SparseNeighbours  labels of the nearest training texts, by BM25 or by vectors
     LabelVectors      cosine to the mean of a label's texts and its own description
 
-Scores are comparable from text to text, as a calibrator wants them: shares of a possible score, of the
+Scores are comparable from text to text, as a calibrator needs them: shares of a possible score, of the
 neighbours' weight, or cosines.
 """
 
@@ -40,16 +40,17 @@ from isthmus.retrieval import BM25, idf
 
 THREADS = 2
 LONGEST = 4_096
-"""Documents that a term leads to: of commoner terms those where it weighs most."""
+"""The most documents listed for a term; for more frequent terms, those in which it weighs most."""
 MOST_ENTRIES = 4_000_000
-"""Scores in memory at once, in each thread."""
+"""The number of scores in memory at once, in each thread."""
 EXACT = 20_000
-"""Labels that are all compared; of more, only those that the nearest texts carry."""
+"""The largest number of labels that are all compared; if there are more, only labels of the nearest texts
+are."""
 
 
 @dataclass(frozen=True, eq=False)
 class Postings:
-    """Documents by term: what a term adds to a document's score, terms × documents."""
+    """Documents by term: the amount that a term adds to a document's score, terms × documents."""
 
     weights: Sparse
     rarity: FloatArray
@@ -57,7 +58,7 @@ class Postings:
 
     @classmethod
     def of(cls, documents: TextRows, *, bm25: BM25, longest: int = LONGEST) -> Postings:
-        """BM25 of counted terms; the cosine of weights that came as such."""
+        """Build from BM25 for counted terms, from the cosine for given feature weights."""
         terms = documents.terms
         if not documents.counted:
             most = np.ones(terms.shape[1])
@@ -72,7 +73,8 @@ class Postings:
         return cls(best_per_row(csr_array(scores.T), longest), most)
 
     def best(self, texts: TextRows, k: int) -> Sparse:
-        """The k documents with the highest score of every text, as a share of the highest possible one."""
+        """Return the k documents with the highest scores for every text, as shares of the highest possible
+        score."""
         queries = self._queries(texts)
         longest = np.diff(self.weights.indptr)
         bound = np.minimum(csr_array(queries > 0) @ longest, self.weights.shape[1])
@@ -98,12 +100,12 @@ class Postings:
 
     @classmethod
     def restored(cls, arrays: dict[str, NDArray[Any]]) -> Postings:
-        """The postings that `arrays` named."""
+        """Rebuild the postings from `arrays`."""
         return cls(sparse_of("postings", arrays), arrays["rarity"])
 
 
 def _starts(sizes: NDArray[Any], most: int) -> Iterator[tuple[int, int]]:
-    """Runs of rows whose sizes add up to `most` or little more, 1,024 rows at most."""
+    """Yield ranges of rows whose sizes add up to `most` or little more, 1,024 rows at most."""
     start = total = 0
     for row, size in enumerate(np.asarray(sizes).tolist()):
         total += size
@@ -121,13 +123,13 @@ class LabelBm25:
     bm25: BM25 = field(default_factory=BM25)
 
     def fit(self, texts: TextRows, labels: Sparse, documents: TextRows) -> FittedLabelBm25:
-        """Index the labels; texts and what is right are not looked at."""
+        """Index the labels; texts and right labels are not used."""
         return FittedLabelBm25(Postings.of(documents, bm25=self.bm25))
 
 
 @dataclass(frozen=True, eq=False)
 class FittedLabelBm25:
-    """BM25 over the labels' names and descriptions, ready to be searched."""
+    """A searchable BM25 index over the labels' names and descriptions."""
 
     postings: Postings
 
@@ -145,7 +147,7 @@ class FittedLabelBm25:
         return cls(Postings.restored(read_arrays(folder / "labels.npz")))
 
     def sides(self) -> Sides:
-        """What must fit together: its arrays and their axes, T terms, L labels."""
+        """Return the arrays and their axes (T terms, L labels), which must fit together."""
         return [(self.postings.weights, "TL"), (self.postings.rarity, "T")]
 
 
@@ -153,9 +155,9 @@ class FittedLabelBm25:
 class SparseNeighbours:
     """Labels of the k most similar training texts: a label's share of their weight, or its best similarity.
 
-    `by` is "terms" (BM25; the cosine of weights that came as such) or "vectors". With `pool` "share"
-    a neighbour weighs (similarity / the nearest's)^`power`; "max", the rank-fusion paper's, takes the
-    highest similarity.
+    `by` is "terms" (BM25; the cosine for given feature weights) or "vectors". With `pool` "share", a
+    neighbour has the weight (similarity / the nearest's)^`power`; "max", as in the rank-fusion paper, takes
+    the highest similarity.
     """
 
     by: Literal["terms", "vectors"] = "terms"
@@ -175,7 +177,7 @@ class SparseNeighbours:
 
 @dataclass(frozen=True, eq=False)
 class FittedNeighbours:
-    """Training texts to be searched, and their labels."""
+    """A searchable index of training texts, and their labels."""
 
     about: dict[str, Any]
     labels: Sparse
@@ -199,7 +201,8 @@ class FittedNeighbours:
         return _by_size(near, self.labels, lambda at: best_per_row(near[at] @ self.labels, k))
 
     def nearest(self, texts: TextRows, k: int) -> Sparse:
-        """The k nearest training texts of every text and their similarity, texts × training texts."""
+        """Return the k nearest training texts of every text with their similarities, texts ×
+        training texts."""
         if self.postings is not None:
             return self.postings.best(texts, k)
         return _nearest_vectors(texts.vectors, self.vectors, k)
@@ -227,21 +230,21 @@ class FittedNeighbours:
         return cls(about, sparse_of("labels", labels), postings, arrays.get("vectors"))
 
     def sides(self) -> Sides:
-        """N texts, L labels, T terms, D directions."""
+        """Return the arrays and their axes: N texts, L labels, T terms, D directions."""
         if self.postings is None:
             return [(self.labels, "NL"), (self.vectors, "ND")]
         return [(self.labels, "NL"), (self.postings.weights, "TN"), (self.postings.rarity, "T")]
 
 
 def _by_size(near: Sparse, labels: Sparse, rank: Callable[[slice], Sparse]) -> Sparse:
-    """`rank` of so many texts at a time that their neighbours' labels fit in memory, however many one has."""
+    """Apply `rank` to as many texts at a time as have neighbours' labels that fit in memory."""
     carried = np.concatenate(([0], np.cumsum(np.diff(labels.indptr)[near.indices])))[near.indptr]
     parts = [rank(slice(*part)) for part in _starts(np.diff(carried), MOST_ENTRIES)]
     return vstack(parts, format="csr") if parts else csr_array((0, labels.shape[1]), dtype=np.float32)
 
 
 def _largest(near: Sparse, labels: Sparse) -> Sparse:
-    """For every text and label the highest similarity of a neighbour that carries it."""
+    """Return for every text and label the highest similarity of a neighbour with that label."""
     carried = np.diff(labels.indptr)[near.indices]
     row = np.repeat(np.repeat(np.arange(near.shape[0]), np.diff(near.indptr)), carried)
     first = np.repeat(labels.indptr[near.indices] - np.cumsum(carried) + carried, carried)
@@ -255,7 +258,7 @@ def _largest(near: Sparse, labels: Sparse) -> Sparse:
 
 
 def _nearest_vectors(queries: Vectors | None, stored: Vectors | None, k: int) -> Sparse:
-    """The k nearest unit rows of every unit row and their cosines; rows without direction find nothing."""
+    """Return the k nearest stored unit rows of every unit row, with cosines; a zero row has no neighbours."""
     assert queries is not None
     assert stored is not None
     parts, k = [], min(k, len(stored))
@@ -275,10 +278,11 @@ def _nearest_vectors(queries: Vectors | None, stored: Vectors | None, k: int) ->
 
 @dataclass(frozen=True)
 class LabelVectors:
-    """Cosine to a label's vector: the mean of its texts' and, as one text more, of its own description's."""
+    """Cosine to a label's vector: the mean of its texts' vectors and, as one text more, its own
+    description's."""
 
     near: int = 256
-    """Texts whose labels are compared, where there are too many labels to compare all."""
+    """The number of nearest texts whose labels are compared, if there are too many labels to compare all."""
 
     def fit(self, texts: TextRows, labels: Sparse, documents: TextRows) -> FittedLabelVectors:
         """Add up the vectors of every label's texts."""
@@ -293,7 +297,7 @@ class LabelVectors:
 
 @dataclass(frozen=True, eq=False)
 class FittedLabelVectors:
-    """Unit rows of labels; zero for a label of which nothing is known."""
+    """Unit vectors of labels; zero for a label without texts and description."""
 
     vectors: Vectors
     texts: Vectors | None
@@ -301,7 +305,7 @@ class FittedLabelVectors:
     near: int
 
     def candidates(self, texts: TextRows, k: int) -> Sparse:
-        """The k nearest labels, of all or of those that near texts carry."""
+        """Return the k nearest labels, of all or of those of the nearest texts."""
         return ranked_in_batches(texts, len(self.vectors), lambda batch: self._ranked(batch, k))
 
     def _ranked(self, texts: TextRows, k: int) -> Sparse:
@@ -317,7 +321,7 @@ class FittedLabelVectors:
         return _by_size(near, self.labels, lambda at: best_per_row(self._cosines(vectors[at], near[at]), k))
 
     def _cosines(self, vectors: Vectors, near: Sparse) -> Sparse:
-        """To the labels of these near texts."""
+        """Return the cosines to the labels of these nearest texts."""
         listed = near @ self.labels
         row = np.repeat(np.arange(len(vectors)), np.diff(listed.indptr))
         for start in range(0, len(row), MOST_ENTRIES // 16):  # two rows of vectors for every entry
@@ -342,6 +346,6 @@ class FittedLabelVectors:
         return cls(arrays["vectors"], texts, labels, max(int(arrays["near"]), 1))
 
     def sides(self) -> Sides:
-        """L labels, D directions, N texts."""
+        """Return the arrays and their axes: L labels, D directions, N texts."""
         near = [] if self.texts is None else [(self.texts, "ND"), (self.labels, "NL")]
         return [(self.vectors, "LD"), *near]

@@ -1,12 +1,13 @@
-"""Texts under labels as people keep them: CSV, JSON lines, a folder per label, or a set by name.
+"""Reads labelled texts: CSV, JSON lines, sparse rows, a folder per label, or a data set by name.
 
     CSV, TSV     a header line; columns are recognised by name (`text`, `label`, …) or named by the caller
-    JSON lines   an object a line with the same names; `labels` may be a list
+    JSON lines   one object per line with the same names; `labels` may be a list
     sparse rows  of the XMC repository: a header "N D L", then `label,label feature:weight …`
     folder       one sub-folder per label with a text file per text; or `texts.txt` and `labels.txt`
 
-Optional columns: `id`; `fold`, a whole number, for folds of the owner's; `split` (train, validation, test).
-Several labels of a text stand in `labels`, in CSV separated by semicolons. A text may be without a label.
+Optional columns: `id`; `fold`, a whole number, for folds that the owner defined; `split` (train, validation,
+test). Several labels of a text are in `labels`, in CSV separated by semicolons. A text may be without a
+label.
 """
 
 from __future__ import annotations
@@ -39,28 +40,28 @@ ID = ("id", "_id")
 TABLES = (".csv", ".tsv", ".jsonl", ".json", ".ndjson")
 _FEATURE = re.compile(rb"^[\d,]* +\d+:", re.MULTILINE)
 MOST_SIDE = 4_000_000
-"""Features or labels of sparse rows: 128 directions of so many take 2 GB."""
+"""The largest number of features or labels of sparse rows: 128 directions of so many take 2 GB."""
 MOST_DENSE = 10**8
-"""Texts × labels that are ever made an array of."""
+"""The largest product of texts and labels for which a dense array is made."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledTexts:
-    """Texts and which labels are right for each."""
+    """Texts and the right labels of each."""
 
     ids: tuple[str, ...]
     texts: tuple[str, ...]
-    """None at all where there are `features` instead."""
+    """Empty if there are `features` instead."""
     labels: Sparse
     """Texts × label names: a `csr_array` of bool."""
     names: tuple[str, ...]
     descriptions: tuple[str, ...]
-    """What is known of each label besides its name, or ""."""
+    """The description of each label; empty if there is none."""
     folds: IntArray | None = None
     splits: tuple[str, ...] = ()
-    """The owner's split of every text, or none at all."""
+    """The owner's split of every text; empty if there is none."""
     features: Sparse | None = None
-    """Texts × features, their weights, of data that came without texts."""
+    """Texts × features: weights, for data without texts."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -72,7 +73,7 @@ class LabelledTexts:
 
     @cached_property
     def labelled(self) -> NDArray[np.bool_]:
-        """Which texts have a label."""
+        """Whether each text has a label."""
         return np.asarray(np.diff(self.labels.indptr) > 0)
 
     @property
@@ -83,7 +84,8 @@ class LabelledTexts:
 
     @property
     def dense(self) -> NDArray[np.bool_]:
-        """The labels as an array, for what is made for few labels."""
+        """The labels as a dense array, for methods for few labels. Raises DataError if it would be
+        too large."""
         if np.prod(self.labels.shape, dtype=np.float64) > MOST_DENSE:
             raise DataError(
                 f"{len(self):,} texts × {len(self.names):,} labels are too many for an array",
@@ -93,7 +95,7 @@ class LabelledTexts:
 
     @property
     def documents(self) -> Documents:
-        """The labels as documents: what a label ranker ranks."""
+        """The labels as documents, which a label ranker ranks."""
         return Documents(self.names, self.names, self.descriptions, np.zeros(len(self.names), dtype=np.int64))
 
     @property
@@ -122,13 +124,14 @@ class LabelledTexts:
 
 
 def same_text(texts: Iterable[str]) -> IntArray:
-    """Groups of equal texts, letter case and white space aside: duplicates must not straddle folds."""
+    """Number the groups of texts that are equal up to letter case and white space; duplicates must not be in
+    different folds."""
     seen: dict[str, int] = {}
     return np.array([seen.setdefault(normal_text(text), len(seen)) for text in texts], np.int64)
 
 
 def normal_text(text: str) -> str:
-    """The spelling that texts share if they are equal, letter case and white space aside."""
+    """Return a spelling that is the same for texts that are equal up to letter case and white space."""
     return " ".join(text.casefold().split())
 
 
@@ -140,9 +143,10 @@ def read_labelled(
     descriptions: Mapping[str, str] | None = None,
     label_names: str | PathLike[str] | None = None,
 ) -> LabelledTexts:
-    """Labelled texts from a file, a folder or a data set's name; `text` and `label` name other columns.
+    """Read labelled texts from a file, a folder or a data set by name; `text` and `label` name their
+    columns.
 
-    `label_names` is a file with a line per label of data in the XMC repository's sparse format.
+    `label_names` is a file with one line per label, for data in the XMC repository's sparse format.
     """
     path = Path(data)
     if is_xmc(path):
@@ -160,7 +164,8 @@ def read_labelled(
 
 
 def read_texts(data: str | PathLike[str], *, text: str | None = None) -> tuple[list[str], list[str]]:
-    """Ids and texts to be labelled: CSV or JSON lines as above, or one text a line."""
+    """Read ids and texts to be labelled: CSV or JSON lines as above, or one text per line. Raises DataError
+    for a repeated id."""
     path = Path(data)
     rows = list(_texts(path, text))
     ids = [name for name, _ in rows]
@@ -176,9 +181,9 @@ def _twice(name: str, path: Path) -> DataError:
 def stream_texts(
     data: str | PathLike[str], *, text: str | None = None, batch: int = BATCH
 ) -> Iterator[tuple[list[str], list[str] | Sparse]]:
-    """Ids and texts to be labelled, so many at a time; rows of features of the XMC repository's format.
+    """Yield ids and texts to be labelled, `batch` at a time; feature rows for the XMC repository's format.
 
-    Of ids that were read only a number each is held, which tells whether one stands twice.
+    Only a hash of each id is stored, to raise DataError for a repeated id.
     """
     path = Path(data)
     if is_xmc(path):
@@ -197,8 +202,8 @@ def stream_texts(
 
 
 def is_xmc(path: Path) -> bool:
-    """Whether a file begins as the XMC repository's do, with three numbers and then rows with a feature; no
-    table by its name does."""
+    """Whether a file begins in the XMC repository's format, with three numbers and then rows with a feature;
+    never for the suffix of a table."""
     if not path.is_file() or path.suffix.lower() in TABLES:
         return False
     try:
@@ -228,7 +233,7 @@ def _text(record: Mapping[str, Any], column: str, number: int, path: Path) -> st
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file as dictionaries, keys in lower case."""
+    """Yield the rows of a file as dictionaries with keys in lower case."""
     lines = _lines(path)
     if path.suffix.lower() in (".jsonl", ".json", ".ndjson"):
         for number, line in enumerate(lines, 1):
@@ -265,13 +270,13 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a file with their ends; only a block of them is in memory."""
+    """Yield the lines of a file with their line ends; only a block of them is in memory."""
     for block in read_blocks(path):
         yield from io.StringIO(block.data.decode("utf-8"), newline="\n")
 
 
 def _check_separator(first: str, mark: str, path: Path) -> None:
-    """A header that is one column under this separator and several under another is an error."""
+    """Raise DataError if the header is one column with this separator but several with another."""
     header = first.strip()
     others = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
     mine = others.pop(mark)
@@ -381,7 +386,7 @@ def _of_features(path: Path, label_names: str | PathLike[str] | None) -> Labelle
 
 
 def _of_corpus(corpus: Corpus, descriptions: Mapping[str, str]) -> LabelledTexts:
-    """A label set: its labels are the documents, its texts the queries."""
+    """Convert a label set, whose labels are documents and whose texts are queries."""
     titles = dict(zip(corpus.documents.ids, corpus.documents.titles, strict=True))
     relevant = corpus.qrels.to_dict()
     rows = [

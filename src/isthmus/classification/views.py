@@ -1,4 +1,4 @@
-"""Views of texts: what label rankers look at, as matrices with a row per text.
+"""Views of texts: matrices with a row per text, the input of label rankers.
 
 Words        TF-IDF of word n-grams
 Characters   TF-IDF of character n-grams
@@ -22,21 +22,21 @@ from isthmus.errors import DataError
 
 
 class View(Protocol):
-    """A way of looking at texts: fitted on training texts, it turns any texts into rows."""
+    """A representation of texts: fitted on training texts, it turns any texts into rows."""
 
     def fit(self, texts: Sequence[str]) -> Callable[[Sequence[str]], Any]:
-        """The function from texts to a matrix (SciPy sparse or NumPy), rows of unit length."""
+        """Return the function from texts to a matrix (SciPy sparse or NumPy) with rows of unit length."""
 
 
 class Grams(Protocol):
-    """N-grams to count; those in fewer than `least` training texts are passed over."""
+    """N-grams to count; those in fewer than `least` training texts are ignored."""
 
     @property
     def least(self) -> int:
-        """In how many training texts an n-gram must be."""
+        """The least number of training texts that must have an n-gram."""
 
     def options(self) -> dict[str, Any]:
-        """What scikit-learn's vectorisers call them."""
+        """The arguments of scikit-learn's vectoriser."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,9 @@ class Characters:
 class CountedGrams:
     """N-grams of known texts, counted once; vocabulary and weights come from the training texts alone.
 
-    A row is (1 + ln tf)·(1 + ln((1 + n)/(1 + df))), scaled to unit length, n and df counted in the training
-    texts and without n-grams that these lack: what a vectoriser fitted on them gives, for any choice of them.
+    A row is (1 + ln tf)·(1 + ln((1 + n)/(1 + df))), scaled to unit length, with n and df counted in the
+    training texts and without n-grams that these lack. It is the same as from a vectoriser fitted on them,
+    for any choice of training texts.
     """
 
     grams: Grams
@@ -117,7 +118,8 @@ class CountedGrams:
         return lambda queries: _weighed(self._chosen(queries), place, rarity)
 
     def _chosen(self, texts: Sequence[str]) -> Any:
-        """The counts of these texts; of a strange one, counted now, only n-grams that known texts have."""
+        """Return the counts of these texts; a new text is counted now, with only n-grams that known texts
+        have."""
         from scipy.sparse import csr_array, vstack
 
         strange = [text for text in dict.fromkeys(texts) if text not in self.rows]
@@ -158,7 +160,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Beside:
-    """Several views side by side, each times its weight."""
+    """Several views side by side, each multiplied by its weight."""
 
     views: tuple[View, ...]
     weights: tuple[float, ...]
@@ -177,7 +179,7 @@ class Beside:
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """Some texts as a panel's views show them; each view is computed when it is first asked for."""
+    """Texts with the views of a panel; each view is computed when it is first used."""
 
     texts: Sequence[str]
     fitted: dict[View, Callable[[Sequence[str]], Any]]

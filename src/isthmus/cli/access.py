@@ -34,7 +34,7 @@ def _make_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _make(arguments: argparse.Namespace) -> None:
-    """Certificates, and for a broker an API key."""
+    """Make certificates, and an API key for a broker."""
     from isthmus.service import ADMIN_KEY, TRAINING, make_keys
 
     folder = Path(arguments.folder)
@@ -66,7 +66,7 @@ def _renew_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _renew(arguments: argparse.Namespace) -> None:
-    """Another key and certificate for the same names and uses."""
+    """Make new keys and certificates for the same names and uses."""
     authority = _authority(arguments.folder)
     if not arguments.days > 0:
         raise ConfigError(f"a certificate of {arguments.days:g} days", key="days", expected="above 0")
@@ -104,7 +104,7 @@ def _revoke_certificates(arguments: argparse.Namespace) -> None:
 
 
 def _authority(folder: str) -> Authority:
-    """The authority that is in a folder already."""
+    """The existing authority of a folder. Raises a DataError if there is none."""
     from isthmus.service import Authority
 
     if not (Path(folder) / "authority" / "ca.key").exists():

@@ -1,4 +1,4 @@
-"""`isthmus attach`: a silo over an engine that runs already."""
+"""`isthmus attach`: a silo over a search engine that runs already."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _as_options() -> Iterator[None]:
-    """Errors that name settings name the options that they come from: there is no file yet."""
+    """Make errors name options instead of settings, since there is no settings file yet."""
     try:
         yield
     except (ConfigError, ServiceError) as error:
@@ -117,7 +117,7 @@ def _as_options() -> Iterator[None]:
 
 
 def _name(source: str) -> str:
-    """A silo's name from that of a table."""
+    """A silo's name derived from the name of a table."""
     plain = "".join(sign if sign.isascii() and sign.isalnum() else "-" for sign in source.rpartition(".")[2])
     return plain.strip("-")[:64] or "silo"
 

@@ -1,4 +1,4 @@
-"""`isthmus audit`: what an audit log says, whether it was changed, and who has seen how much."""
+"""`isthmus audit`: show an audit log, check that it was not changed, and count what callers have seen."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from isthmus.service import AuditKey, AuditSettings
 
 WARNED, REFUSED, OTHER = 4, 5, 6
-"""Severities of RFC 5424: warning, notice, informational."""
+"""Severities of RFC 5424: warning, notice and informational."""
 FACILITY = 13
-"""Of RFC 5424: log audit."""
+"""Facility "log audit" of RFC 5424."""
 ENTERPRISE = "isthmus@32473"
-"""The structured data's name; 32473 is the number that RFC 5612 has for those without one."""
+"""Name of the structured data; 32473 is the enterprise number that RFC 5612 reserves for documentation."""
 COLUMNS = ("number", "at", "action", "peer", "actor", "documents", "what")
 
 ELSEWHERE = (
@@ -43,18 +43,18 @@ _PSEUDONYM = "isthmus audit pseudonym broker.toml ada --silo north"
 
 @dataclass(frozen=True)
 class _Place:
-    """Whose log: its folder, its settings, and the ledger that it is anchored in, if any."""
+    """A log's owner: its folder, its settings, and the ledger in which the log is anchored, if any."""
 
     folder: Path
     name: str
     settings: AuditSettings
     ledger: Path | None
     ids: Callable[[], Iterator[str]]
-    """Of the documents that there are."""
+    """The ids of the existing documents."""
 
     @property
     def key(self) -> AuditKey:
-        """Of its seals and pseudonyms."""
+        """The key of the log's seals and pseudonyms."""
         from isthmus.service import AuditKey
 
         file = self.settings.key or self.folder / "audit.key"
@@ -68,7 +68,7 @@ class _Place:
 
 
 def _place(text: str) -> _Place:
-    """The log that a configuration names, or that a node's or a broker's folder has."""
+    """Find the log by a configuration file, or by the folder of a node or broker."""
     from isthmus.service import AuditSettings, SqliteStore, open_store, read_broker, read_node
 
     path = Path(text)
@@ -112,7 +112,7 @@ def _add_filters(parser: argparse.ArgumentParser) -> None:
 
 
 def _time(text: str) -> str:
-    """An argument type: a time as entries have it."""
+    """Argument type: a time in the format of log entries."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -122,7 +122,7 @@ def _time(text: str) -> str:
 
 
 def _entries(place: _Place, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The entries that were asked for, one by one."""
+    """The entries that pass the filters in the arguments, one by one."""
     from isthmus.service import audit_lines
 
     key = place.key
@@ -166,7 +166,7 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _head_of(text: str) -> tuple[int, str]:
-    """An argument type: number and hash of an entry."""
+    """Argument type: number and hash of an entry."""
     number, _, hash = text.replace(" ", ":").partition(":")
     if not number.isdigit() or len(hash) != 64:
         raise argparse.ArgumentTypeError(
@@ -258,7 +258,7 @@ def _cell(entry: Mapping[str, Any], name: str) -> Any:
 
 
 def _short(text: str) -> str:
-    """The beginning of a digest, which tells it from others; any other text as it is."""
+    """The beginning of a digest, enough to distinguish it; any other text unchanged."""
     return f"{text[:10]}…" if len(text) >= 24 and not set(text) - set("0123456789abcdef") else text
 
 
@@ -286,7 +286,7 @@ def _export(arguments: argparse.Namespace) -> None:
 
 
 def syslog(entry: Mapping[str, Any], host: str) -> str:
-    """An entry as a message of RFC 5424; what it says is structured data."""
+    """Format an entry as a message of RFC 5424, with its content as structured data."""
     severity = {"alarm": WARNED, "resumed": WARNED, "repaired": WARNED, "refused": REFUSED}
     priority = 8 * FACILITY + severity.get(entry["action"], OTHER)
     about = {name: value for name, value in entry.items() if name not in ("at", "action")}

@@ -45,9 +45,9 @@ MEANT = {
     "after": "dated from",
     "before": "dated before",
 }
-"""What narrows a search, for people."""
+"""Labels of the constraints of a query."""
 MOST_VALUES = 8
-"""Types, and years, that a line has."""
+"""Maximum number of types, and of years, in a line."""
 SCORERS = {
     "bm25": "BM25",
     "date": "date",
@@ -55,7 +55,7 @@ SCORERS = {
     "learned": "what silos have learned",
     "engine": "the engine's own score",
 }
-"""What put hits in order, for people."""
+"""Labels of the scorers that order hits."""
 
 
 def _broker_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,7 +141,7 @@ def _search(arguments: argparse.Namespace) -> int:
 
 
 def _count(arguments: argparse.Namespace, broker: Client, silos: list[str] | None) -> int:
-    """How many documents answer, silo by silo."""
+    """Print how many documents match in every silo. Returns 0 if any silo counted, otherwise 1."""
     from isthmus.service import LEVELS, USUAL_LEVEL
 
     threshold = arguments.threshold or USUAL_LEVEL
@@ -169,7 +169,7 @@ def _count_line(silo: SiloCount, threshold: float) -> str:
 
 
 def show(answer: Answer, *, page: int = 1, facets: bool = False) -> None:
-    """The answer for a person."""
+    """Print an answer for a person."""
     from rich.console import Console
 
     width = shutil.get_terminal_size((100, 24)).columns
@@ -199,7 +199,7 @@ def show(answer: Answer, *, page: int = 1, facets: bool = False) -> None:
 
 
 def understood_lines(answer: Answer) -> list[str]:
-    """What a query was understood as, where that is more than words; and what may have been meant."""
+    """How a query was understood, if it is more than words, and hints about it."""
     query = answer.understood
     if query is None:
         return []
@@ -210,7 +210,8 @@ def understood_lines(answer: Answer) -> list[str]:
 
 
 def further_lines(answer: Answer, page: int, *, facets: bool = False) -> list[str]:
-    """Other spellings, numbers of matches, who did not count them, and that there is another page."""
+    """Other spellings, numbers of matches, the silos that did not count them, and whether there is another
+    page."""
     lines = []
     if answer.suggestion is not None:
         lines.append(f"did you mean: {plain(answer.suggestion.query)}")
@@ -228,7 +229,7 @@ def further_lines(answer: Answer, page: int, *, facets: bool = False) -> list[st
 
 
 def summary_of(answer: Answer) -> str:
-    """One line: the number of hits, the silos that answered and those that did not, the time."""
+    """A line with the number of hits, the silos that answered and those that did not, and the time."""
     answered = [silo for silo in answer.silos if silo.status == "answered"]
     others = [f"{plain(silo.silo)} {silo.status}" for silo in answer.silos if silo.status != "answered"]
     line = several(len(answer.hits), "hit") if answer.hits else "nothing found" if answered else "no answer"
@@ -290,7 +291,7 @@ def _bar(hit: Hit) -> Text:
 
 
 def _why(hit: Hit) -> list[str]:
-    """Every part of a hit's explanation, and what they add up to."""
+    """The parts of a hit's explanation as lines, and their sum."""
     parts = hit.explanation or []
     if not parts:
         return []
@@ -301,7 +302,8 @@ def _why(hit: Hit) -> list[str]:
 
 
 def _part(part: Evidence) -> str:
-    """`bm25: raw 7.1, probability 0.8, logit 1.39 × weight 0.5 = +0.69`; only what there is."""
+    """One part as `bm25: raw 7.1, probability 0.8, logit 1.39 × weight 0.5 = +0.69`; missing values are left
+    out."""
     raw = "" if part.raw is None else f" raw {part.raw:.3g},"
     times = ""
     if part.weight and part.probability is not None:

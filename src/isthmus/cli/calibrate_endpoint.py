@@ -1,4 +1,4 @@
-"""`isthmus calibrate-endpoint`: judge answers of one search interface; its scores become probabilities."""
+"""`isthmus calibrate-endpoint`: judge answers of a search interface; its scores become probabilities."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def _queries(file: str | None) -> list[str]:
 
 
 def _ask_all(answers: JudgedAnswers, queries: list[str]) -> None:
-    """Have the answers to all queries; failures are told, and where nothing answers they end it."""
+    """Get the answers to all queries. Failures are reported; raises the third (or last) one if nothing was
+    answered."""
     from isthmus.report import Progress
 
     failures: list[str] = []

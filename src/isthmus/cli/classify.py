@@ -1,4 +1,4 @@
-"""`isthmus classify`: texts under labels, with how sure each answer is and when to give none."""
+"""`isthmus classify`: assign labels to texts, with probabilities and a threshold for abstaining."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _deciding(parser: argparse.ArgumentParser) -> None:
 
 
 def _model_folder(text: str) -> str:
-    """An argument type: a folder to write a classifier to, refused before any work if it cannot be one."""
+    """Argument type: a folder to write a classifier to; refused before any work if it cannot be a folder."""
     there = next(path for path in (Path(text).absolute(), *Path(text).absolute().parents) if path.exists())
     if not there.is_dir():
         raise argparse.ArgumentTypeError(f"expected a folder to write, but {there} is a file")
@@ -134,7 +134,7 @@ def _predict(arguments: argparse.Namespace) -> None:
 
 
 def _answers(run: Run, top: int, threshold: float) -> Any:
-    """What is said of every text: its first labels, or none where the first is too improbable."""
+    """The first labels of every text, or label None if the first one is below the threshold."""
     probabilities = run.required_probabilities
     for at, query in enumerate(run.queries):
         start, end = run.offsets[at], run.offsets[at + 1]
@@ -204,7 +204,7 @@ def _data(arguments: argparse.Namespace) -> LabelledTexts:
 
 
 def _multi(arguments: argparse.Namespace, data: LabelledTexts) -> bool:
-    """Whether any number of labels is learned: where that is asked for, or the data have it so."""
+    """Whether to learn any number of labels per text, by option or because the data have several."""
     if not 0 < arguments.precision <= 1:
         raise ConfigError("a precision of 0 asks for nothing", key="precision", value=arguments.precision)
     if arguments.multi or data.features is not None:

@@ -1,4 +1,4 @@
-"""`isthmus classify` for texts with any number of labels, which are labelled a batch at a time."""
+"""`isthmus classify` for texts with any number of labels, which are processed in batches."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 DEFAULT_TOP = 5
 PAGES = 20
-"""Texts that are labels themselves, from which on that is no accident."""
+"""Minimum number of texts with a label's name as id for which that is not taken as an accident."""
 
 
 def fit(arguments: argparse.Namespace, data: LabelledTexts) -> None:
-    """Learn, stage by stage, into the folder."""
+    """Train the classifier, stage by stage, into the output folder."""
     if not arguments.links:
         suggest_links(data)
     classifier = _classifier(arguments).fit(data, arguments.out)
@@ -37,7 +37,7 @@ def fit(arguments: argparse.Namespace, data: LabelledTexts) -> None:
 
 
 def evaluate(arguments: argparse.Namespace, data: LabelledTexts) -> None:
-    """Judge on texts held out, on a split, or a fitted classifier on other texts."""
+    """Evaluate on held-out texts, on a split, or a fitted classifier on other texts."""
     from isthmus.classification import load_multilabel
 
     if arguments.model or "test" in data.splits:
@@ -63,7 +63,7 @@ def evaluate(arguments: argparse.Namespace, data: LabelledTexts) -> None:
 
 
 def predict(arguments: argparse.Namespace) -> None:
-    """Read, label and write a batch of texts at a time."""
+    """Read, label and write texts in batches."""
     from isthmus.classification import load_multilabel
     from isthmus.files import replacing
 
@@ -85,7 +85,7 @@ def predict(arguments: argparse.Namespace) -> None:
 
 
 def _answers(arguments: argparse.Namespace, classifier: MultiLabelClassifier) -> Iterator[dict[str, Any]]:
-    """Every text's likeliest labels, or none where they are too improbable, and how many it may have."""
+    """The likeliest labels of every text, none if too improbable, and the expected number of labels."""
     from isthmus.classification import stream_texts
 
     top = arguments.top or DEFAULT_TOP
@@ -116,7 +116,7 @@ def _counted(answer: dict[str, Any], counts: dict[str, int]) -> bool:
 
 
 def _written(answers: Iterator[dict[str, Any]], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is to be written of every answer as it comes: a JSON line, or CSV with a line a label."""
+    """Every answer with its output text: a line of JSON, or CSV with a line for each label."""
     if path.endswith((".jsonl", ".ndjson")):
         yield from ((json.dumps(answer, ensure_ascii=False) + "\n", answer) for answer in answers)
         return
@@ -132,13 +132,14 @@ def _written(answers: Iterator[dict[str, Any]], path: str) -> Iterator[tuple[str
 
 
 def announce(data: LabelledTexts) -> None:
-    """Say that texts have several labels, and what follows."""
+    """Report that texts have several labels, and the consequence."""
     several = int((np.diff(data.labels.indptr) > 1).sum())
     say(f"{several:,} of {len(data):,} texts have several labels: any number of labels is learned (--multi)")
 
 
 def suggest_links(data: LabelledTexts) -> None:
-    """Say where labels look like pages: texts have a label's name for their id, and none has that label."""
+    """Suggest --links if labels look like pages: texts have a label's name as id, and none of them has that
+    label."""
     place = {name: at for at, name in enumerate(data.names) if not name.isdigit()}
     own = np.array([place.get(name, -1) for name in data.ids])
     pages = np.flatnonzero(own >= 0)

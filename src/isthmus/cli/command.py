@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 EXAMPLE = "example:"
 _STEERING = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""What a terminal may obey of the signs that JSON does not escape."""
+"""Characters that could control a terminal and that JSON does not escape."""
 
 
 class _Help(argparse.HelpFormatter):
-    """Descriptions are filled to the terminal's width; examples go on after a backslash, to be pasted."""
+    """Help in which descriptions are wrapped to the terminal's width, and examples with backslashes, ready to
+    paste."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if not text.startswith(EXAMPLE):
@@ -36,7 +37,7 @@ class _Help(argparse.HelpFormatter):
 
 
 def _continued(line: str, width: int) -> str:
-    """A command in lines of at most this width, as a shell reads them; quoted words stay whole."""
+    """Wrap a command to lines of this width, continued with backslashes; quoted words stay whole."""
     lines = [""]
     for word in re.findall(r"\s*(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+", line):
         if len(lines[-1]) + len(word) > width - 2 and lines[-1].strip():
@@ -49,12 +50,11 @@ def _continued(line: str, width: int) -> str:
 
 @dataclass(frozen=True)
 class Command:
-    """One verb of the command line, or several: those of a command are commands themselves.
+    """A command of `isthmus`, with its own arguments or with `verbs`, which are commands themselves.
 
-    `add_arguments` fills the verb's own parser; `run` does the work and returns the exit status, None
-    meaning 0. Whatever `run` needs beyond the standard library it imports itself, so that the other
-    verbs and `--help` start at once. `example` is a line or more that a reader can
-    paste.
+    `add_arguments` adds arguments to the command's parser; `run` does the work and returns the exit status,
+    None meaning 0. `run` itself imports what it needs beyond the standard library, so that other commands and
+    `--help` start at once. `example` is one line or more that a reader can paste.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Command:
     verbs: tuple[Command, ...] = ()
 
     def add_to(self, table: argparse._SubParsersAction[Any]) -> None:
-        """Give the command a parser of its own, with a help that shows the example."""
+        """Add a parser for the command, with help that shows the example."""
         own = table.add_parser(
             self.name,
             help=self.summary,
@@ -76,7 +76,7 @@ class Command:
         self.fill(own)
 
     def fill(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments, and the verbs below."""
+        """Add the arguments, and the parsers of the verbs."""
         self.add_arguments(parser)
         if not self.verbs:
             parser.set_defaults(run=self.run)
@@ -87,9 +87,9 @@ class Command:
 
 
 def add(parser: argparse._ActionsContainer, names: str, about: str, **settings: Any) -> None:
-    """An argument under its names as the help shows them: `-o --out FILE`, or `runs RUN` without a dash.
+    """Add an argument, named as the help shows it: `-o --out FILE`, or `runs RUN` for a positional one.
 
-    One with neither a metavar nor settings is a switch.
+    Without a metavar and without settings it is a switch.
     """
     words = names.split()
     flags = [word for word in words if word.startswith("-")] or words[:1]
@@ -101,26 +101,26 @@ def add(parser: argparse._ActionsContainer, names: str, about: str, **settings: 
 
 
 def add_json(parser: argparse.ArgumentParser, shape: str) -> None:
-    """The switch every command has; `shape` says what its JSON looks like."""
+    """Add the switch --json; `shape` describes the JSON."""
     add(parser, "--json", f"print JSON instead: {shape}")
 
 
 def add_per_query(parser: argparse.ArgumentParser) -> None:
-    """The file that has the measures of every query."""
+    """Add the option of a file for the measures of every query."""
     columns = "experiment, data, fold, seed, method, query, measure, value"
     about = f"also write the values of every query there, .csv or .parquet: {columns}"
     add(parser, "--per-query FILE", about, type=to_write)
 
 
 def add_trackers(parser: argparse.ArgumentParser) -> None:
-    """Where measures go while a command works."""
+    """Add the options of trackers, which receive measures while a command runs."""
     add(parser, "--tensorboard DIR", "also write event files for TensorBoard, in a folder a run below DIR")
     about = "also keep a run in MLflow, where MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say"
     add(parser, "--mlflow", about)
 
 
 def trackers_of(arguments: argparse.Namespace) -> list[Tracker]:
-    """The trackers of the options that `add_trackers` adds."""
+    """The trackers selected by the options of `add_trackers`."""
     from isthmus.report import MLflow, TensorBoard
 
     if arguments.tensorboard and Path(arguments.tensorboard).is_file():
@@ -130,7 +130,7 @@ def trackers_of(arguments: argparse.Namespace) -> list[Tracker]:
 
 
 def add_settings(parser: argparse.ArgumentParser, about: str, *, example: str, required: bool) -> None:
-    """A TOML file, and changes to it on the command line."""
+    """Add the options of a TOML file and of changes to its settings."""
     add(parser, "--config FILE", about, required=required)
     add(parser, "--set KEY=VALUE", f"{example}, and so on", dest="changes", action="append", default=[])
 
@@ -142,7 +142,7 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
 
 
 def print_json(value: object) -> None:
-    """Data for a program, on stdout. NaN has no JSON form and becomes null."""
+    """Print data as JSON on stdout; NaN and infinities become null."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False)
     print(_STEERING.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text))
 
@@ -154,9 +154,10 @@ def close(
     wrote: Sequence[object] = (),
     facts: Mapping[str, object] | None = None,
 ) -> None:
-    """The end of a command: with --json its result, and a summary for who has not seen that.
+    """End a command: print its result with --json, and a summary unless a terminal has shown the result
+    already.
 
-    Without facts to show, those are the result's own but for the first, the file.
+    By default the facts are those of the result without the first, which is the file.
     """
     from isthmus.report import summary
 
@@ -170,19 +171,19 @@ def close(
 
 
 def show(options: argparse.Namespace, result: object, text: str | Table) -> None:
-    """The output of a command: with --json its result, else the text or table for a person."""
+    """Print a command's output: its result with --json, otherwise the text or table."""
     print_json(result) if options.json else print(text if isinstance(text, str) else fitted(text))
 
 
 def folded(text: str, hang: int = 0) -> str:
-    """Lines for a person, each folded to the terminal's width; what goes on is indented."""
+    """Wrap lines to the terminal's width; continuation lines are indented."""
     fold = partial(textwrap.wrap, width=_width(), break_on_hyphens=False, break_long_words=False)
     lines = [(line, " " * (hang or len(line) - len(line.lstrip()) + 2)) for line in text.split("\n")]
     return "\n".join("\n".join(fold(line, subsequent_indent=indent)) for line, indent in lines)
 
 
 def fitted(table: Table) -> str:
-    """A table for a person: cells are folded to the terminal's width, the best are bold where it is one."""
+    """Format a table to the terminal's width, with the best values in bold if stdout is a terminal."""
     return table.text(bold=sys.stdout.isatty() and not os.environ.get("NO_COLOR"), width=_width())
 
 
@@ -191,19 +192,19 @@ def _width() -> int:
 
 
 def say(text: str) -> None:
-    """Talk for a person, on stderr; folded where that is a terminal, or its width is given."""
+    """Print a message on stderr, wrapped if that is a terminal or COLUMNS is set."""
     text = "\n".join(map(plain, text.split("\n")))
     fits = sys.stderr.isatty() or "COLUMNS" in os.environ
     print(folded(text) if fits else text, file=sys.stderr)
 
 
 def say_command(command: str) -> None:
-    """A command to paste, on stderr; where it is folded it goes on after a backslash."""
+    """Print a command to paste on stderr, wrapped with backslashes."""
     print(_continued(plain(command), _width()), file=sys.stderr)
 
 
 def whole(low: int) -> Callable[[str], int]:
-    """An argument type: a whole number of at least `low`."""
+    """Argument type: a whole number of at least `low`."""
 
     def parse(text: str) -> int:
         if not text.isascii() or not text.strip().lstrip("+").isdigit() or int(text) < low:
@@ -214,7 +215,7 @@ def whole(low: int) -> Callable[[str], int]:
 
 
 def probability(text: str) -> float:
-    """An argument type: a number from 0 to 1."""
+    """Argument type: a number from 0 to 1."""
     try:
         number = float(text)
     except ValueError:
@@ -225,7 +226,7 @@ def probability(text: str) -> float:
 
 
 def to_write(text: str) -> str:
-    """An argument type: a file to write, refused before any work if its folder is not there."""
+    """Argument type: a file to write; refused before any work if its folder does not exist."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"expected a file to write, but {text} is a folder")
@@ -235,12 +236,12 @@ def to_write(text: str) -> str:
 
 
 def output(text: str) -> str:
-    """An argument type: a file to write, "-" being stdout."""
+    """Argument type: a file to write, "-" for stdout."""
     return "/dev/stdout" if text == "-" else to_write(text)
 
 
 def finite(value: object) -> object:
-    """A value for JSON, which has no NaN and no infinity: null in their place."""
+    """Replace NaN and infinities, which JSON does not have, by None."""
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`isthmus coordinate`: a run over silos on other machines."""
+"""`isthmus coordinate`: training over silos on other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`isthmus csfltr`: cross-silo learning to rank on collections of one's own, in one process."""
+"""`isthmus csfltr`: cross-silo learning to rank on one's own collections, in one process."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _print_paper(arguments: argparse.Namespace, corpus: Corpus, streams: Any) -> None:
-    """The experiment as printed, on grades from a run."""
+    """Run the experiment as published, on grades from a run, and print its measures."""
     from isthmus.errors import ConfigError
     from isthmus.federation.semisupervised import FAULTS, PrintedWorld, Protocol, by_rank
     from isthmus.report import summary
@@ -107,7 +107,7 @@ def _print_paper(arguments: argparse.Namespace, corpus: Corpus, streams: Any) ->
 
 
 def _print_sound(arguments: argparse.Namespace, corpus: Corpus, streams: Any) -> None:
-    """Every way to train, with a release by any mechanism."""
+    """Train in every way, with counts released by the chosen mechanism, and print the measures."""
     from dataclasses import replace
 
     from isthmus.federation.semisupervised import (
@@ -161,7 +161,8 @@ def _print_sound(arguments: argparse.Namespace, corpus: Corpus, streams: Any) ->
 
 
 def joined(folders: list[str]) -> Corpus:
-    """The folders' collections as one, each a silo; names of documents and queries begin with the silo's."""
+    """Join the folders' collections, each as a silo; ids of documents and queries get the silo's name as
+    prefix."""
     import numpy as np
 
     from isthmus.errors import DataError
@@ -202,7 +203,8 @@ def joined(folders: list[str]) -> Corpus:
 
 
 def _evaluated(tables: CrossTables, ways: Iterable[Way]) -> dict[tuple[str, str], Evaluation]:
-    """Every way on the test queries by row and part, BM25 of the same counts first."""
+    """Evaluate every way of training on the test queries, by row and part; BM25 from the same counts comes
+    first."""
     ranked = tables.ranked[2]
     scores = {("BM25", "all"): tables.bm25(2)} | {(way.row, way.part): way.score(ranked) for way in ways}
     return {place: tables.world.evaluated(ranked, each, 2) for place, each in scores.items()}
@@ -213,7 +215,7 @@ def _queries(evaluation: Evaluation) -> int:
 
 
 def _verdict(baseline: Evaluation, name: str, default: Evaluation) -> str:
-    """Whether the default, which has no gate, is worth more than BM25 on these queries."""
+    """A sentence on whether the default, which has no gate, is better than BM25 on these queries."""
     from isthmus.evaluation import LARGE_LOSS, bootstrap
 
     measure = MEASURES[1]

@@ -35,7 +35,7 @@ OWN_QUERIES = ("all", "train", "validation", "test")
 
 
 def _measuring_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure and how, and the forms of the table."""
+    """Add the options for measures, for how to compute them, and for the form of the table."""
     usual = f"(default: {', '.join(MEASURES)}); before the files, end them with --"
     measures = f"what to measure: nDCG@10, 'MRR@5(rel=2)', trec_eval's ndcg_cut_10 … {usual}"
     add(parser, "-m --measure MEASURE", measures, dest="measures", nargs="+", action="extend")
@@ -105,7 +105,7 @@ def _compare(arguments: argparse.Namespace) -> None:
 
 
 def _evaluations(arguments: argparse.Namespace, paths: Sequence[str]) -> tuple[Evaluation, ...]:
-    """The measured runs, under short names; with --per-query their values are written too."""
+    """Evaluate the runs, under short names; with --per-query their values are also written."""
     from isthmus.evaluation import Propensity, check_per_query, evaluate, per_query_rows, write_per_query
     from isthmus.tables import read_qrels, read_run
 
@@ -137,7 +137,7 @@ def _say_remarks(evaluations: Sequence[Evaluation]) -> None:
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """Labels of files: their base names where these differ, else the paths as written."""
+    """Labels for files: their base names if these differ, otherwise the paths as given."""
     names = [Path(path).name for path in paths]
     return names if len(set(names)) == len(names) else list(paths)
 
@@ -205,7 +205,8 @@ def _retrieve(arguments: argparse.Namespace) -> None:
 
 
 def _retriever(arguments: argparse.Namespace) -> Callable[[Documents], Retriever]:
-    """What makes a retriever of documents; settings that cannot be used are refused here."""
+    """A function from documents to a retriever. Raises an error for unusable settings before any documents
+    are read."""
     from isthmus.languages import AUTO, code_of, detect, tokeniser_of, usual
     from isthmus.retrieval import BM25, Dense, Reranked
 
@@ -229,7 +230,7 @@ def _retriever(arguments: argparse.Namespace) -> Callable[[Documents], Retriever
 
 
 def _with_queries(corpus: Corpus, queries: str) -> Corpus:
-    """The collection with the selected queries: all, one of its splits, or those of a file."""
+    """The collection with the selected queries: all, a split's, or a file's."""
     from isthmus.tables import Qrels, read_queries
 
     if queries in OWN_QUERIES:

@@ -1,4 +1,4 @@
-"""`isthmus demo`: the main job, told as a story, and then the product at work on it."""
+"""`isthmus demo`: the main task as a story, then a running federation that learns and can be searched."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _close(
     federation: Federation | None = None,
     outcome: SearchOutcome | None = None,
 ) -> None:
-    """The report, and for programs the same as numbers."""
+    """Save the report, and print its numbers with --json."""
     from isthmus.demo import figures, save_report
     from isthmus.report import summary
 
@@ -93,7 +93,7 @@ def _in_terminal() -> bool:
 
 
 def _serve(federation: Federation) -> None:
-    """Until Ctrl-C, which is how this is meant to end, or until a process ends by itself."""
+    """Serve until Ctrl-C, which is the intended end, or until a process ends by itself."""
     from isthmus.demo import QUERIES, open_page
 
     say(f"\nsearch at  {federation.link}\nor with")
@@ -111,7 +111,7 @@ def _serve(federation: Federation) -> None:
 
 
 def _program() -> str:
-    """`isthmus` as this shell would find it: by its path where it is that of an environment not in use."""
+    """The command `isthmus` for this shell: a path if it belongs to an environment that is not active."""
     return "isthmus" if shutil.which("isthmus") else shlex.quote(sys.argv[0])
 
 

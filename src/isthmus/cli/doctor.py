@@ -1,4 +1,4 @@
-"""`isthmus doctor`: what is installed and missing here; with --federation, what is wrong with which silo."""
+"""`isthmus doctor`: what is installed or missing here; with --federation, problems of every silo."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ PURPOSES = {
     "fast": "a quicker event loop of servers",
     "tracing": "traces of searches (OpenTelemetry)",
 }
-"""What each extra is for; a node, a broker and files of rankings need none."""
+"""The purpose of each extra; a node, a broker and ranking files need none."""
 
 
 BETTER = (
     "isthmus encoder add bge-small: beside BM25, with equal shares, nDCG@10 of .418 instead of .372 on cran, "
     ".470 instead of .417 on cisi, .504 instead of .436 on npl (four silos; docs/search.md)"
 )
-"""What a better encoder brought where it was measured."""
+"""The measured gain of a better encoder."""
 
 
 def examine(config: str | None = None) -> dict[str, Any]:
-    """Everything the doctor looks at, ready for JSON; of a node too, if its settings are named."""
+    """Examine the installation, and a node if its settings are named. Returns a record ready for JSON."""
     needed, extras = _requirements()
     return {
         "isthmus": __version__,
@@ -67,7 +67,8 @@ def examine(config: str | None = None) -> dict[str, Any]:
 
 
 def _node(config: str) -> dict[str, Any]:
-    """A node's encoder, whether it is here, and what would be better; raises what its settings raise."""
+    """A node's encoder, and advice if it is missing or a better one exists; raises the errors of its
+    settings."""
     from isthmus.encoders import installed_encoders
     from isthmus.service import read_node
 
@@ -85,7 +86,7 @@ def _node(config: str) -> dict[str, Any]:
 
 
 def _requirements() -> tuple[list[Requirement], dict[str, list[Requirement]]]:
-    """What the distribution itself says it needs: always, and for every extra."""
+    """The requirements stated by the distribution: always, and for each extra."""
     required = _requires("isthmus")
     extras = metadata.metadata("isthmus").get_all("Provides-Extra") or []
     core = [one for one in required if one.marker is None or one.marker.evaluate({"extra": ""})]
@@ -102,7 +103,7 @@ def _requires(distribution: str) -> list[Requirement]:
 
 
 def _only_for(requirement: Requirement, extras: Iterable[str]) -> bool:
-    """Whether the requirement holds for one of the extras and not without an extra."""
+    """Whether the requirement applies with one of the extras but not without an extra."""
     marker = requirement.marker
     if marker is None or marker.evaluate({"extra": ""}):
         return False
@@ -110,7 +111,7 @@ def _only_for(requirement: Requirement, extras: Iterable[str]) -> bool:
 
 
 def _installed(needed: Iterable[Requirement]) -> Iterator[dict[str, Any]]:
-    """Each required package with its installed version (None if missing) and whether that version will do."""
+    """Each required package with its installed version (None if missing) and whether that version fits."""
     for requirement in _with_nested_extras(needed):
         version = _version(requirement.name)
         fits = version is not None and requirement.specifier.contains(version, prereleases=True)
@@ -118,7 +119,7 @@ def _installed(needed: Iterable[Requirement]) -> Iterator[dict[str, Any]]:
 
 
 def _with_nested_extras(needed: Iterable[Requirement]) -> Iterator[Requirement]:
-    """The requirements, and what the extras they name require in turn (`flwr[simulation]` means ray)."""
+    """The requirements, and those of the extras that they name (`flwr[simulation]` requires ray)."""
     for requirement in needed:
         yield requirement
         yield from (inner for inner in _requires(requirement.name) if _only_for(inner, requirement.extras))
@@ -140,14 +141,14 @@ def _version(distribution: str) -> str | None:
 
 
 def _cores() -> int:
-    """The cores this process may use, which in a container are fewer than the machine has."""
+    """The cores that this process may use; in a container these are fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _blas() -> list[dict[str, Any]]:
-    """The linear-algebra libraries that NumPy loads, with their threads."""
+    """The linear-algebra libraries that NumPy loads, with their numbers of threads."""
     try:
         import numpy  # noqa: F401  # loads its BLAS, which is what is asked about
         from threadpoolctl import threadpool_info
@@ -161,7 +162,7 @@ def _blas() -> list[dict[str, Any]]:
 
 
 def _data() -> dict[str, Any]:
-    """The collections that can be loaded by name here."""
+    """The collections that can be loaded by name here, and those that are missing."""
     from isthmus.corpora import available
 
     names = available()
@@ -171,7 +172,7 @@ def _data() -> dict[str, Any]:
 
 
 def _encoders() -> dict[str, Any]:
-    """The encoders that were added here, and which preset could be."""
+    """The encoders that were added here, and the presets that were not."""
     from isthmus.encoders import PRESETS, encoders_folder, installed_encoders
 
     added = [encoder.name for encoder in installed_encoders()]
@@ -180,7 +181,7 @@ def _encoders() -> dict[str, Any]:
 
 
 def _cache() -> dict[str, Any]:
-    """The cache folder: where it is, how much is in it, whether it can be written."""
+    """The cache folder: its path, its size, and whether it is writable."""
     from isthmus.tables import cache_folder
 
     folder = cache_folder()
@@ -189,7 +190,7 @@ def _cache() -> dict[str, Any]:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether the folder, or the nearest one above it that exists, can be written."""
+    """Whether the folder, or its nearest existing parent, is writable."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return os.access(folder, os.W_OK)
@@ -238,7 +239,7 @@ def _show(report: dict[str, Any]) -> str:
 
 
 def _examine_federation(arguments: argparse.Namespace) -> int:
-    """Ask all silos, through a broker or with its settings; 1 where something needs attention."""
+    """Check all silos, through a broker or with its settings. Returns 1 if something needs attention."""
     from isthmus.errors import Refused
     from isthmus.service import check_federation, facts_of_silo
 
@@ -272,12 +273,12 @@ def _examine_federation(arguments: argparse.Namespace) -> int:
 
 
 def _broker_file(config: str) -> str:
-    """The broker's settings: the file, or that of a folder that `isthmus new` wrote."""
+    """The broker's settings file: the given file, or the one in a folder that `isthmus new` wrote."""
     return str(Path(config) / "broker.toml") if Path(config).is_dir() else config
 
 
 async def _asked_here(config: str) -> tuple[SiloList, LearningView]:
-    """What silos tell a broker with these settings, whether one runs or not."""
+    """The silos' answers to a broker with these settings, whether or not one is running."""
     from isthmus.service import Broker, LearningRuns, read_broker
 
     broker = Broker(read_broker(config))

@@ -1,4 +1,4 @@
-"""`isthmus documents`: open what was found or ask its owner; list, answer and erase on the silo's machine."""
+"""`isthmus documents`: open a hit or ask its owner; list, answer and erase on the silo's machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CONFIG = "the silo's settings, on its own machine"
 SEARCHED = 100
-"""Hits among which a document is looked for."""
+"""Number of hits among which a document is searched."""
 
 
 def _settings(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -60,7 +60,7 @@ def _open(arguments: argparse.Namespace) -> None:
 
 
 def _hit(broker: Client, document: str, query: str) -> Hit:
-    """The hit that somebody means by silo/id."""
+    """The hit for `silo/id` in the results of a query. Raises a DataError if it is not among them."""
     silo, slash, id = document.partition("/")
     if not slash or not id:
         raise ConfigError(f"{document!r} names no document", expected="SILO/ID, as a search shows it")
@@ -137,7 +137,7 @@ def _requests(arguments: argparse.Namespace) -> None:
 
 
 def _table(requests: list[DocumentRequest]) -> str:
-    """Requests one below the other: numbers, which people copy, stand whole."""
+    """Requests one below the other, with unbroken numbers, which people copy."""
     blocks = []
     for each in requests:
         lines = [f"{each.number}  {each.state}", f"  {each.silo}/{each.document}, {each.at}"]
@@ -219,7 +219,7 @@ def _erase_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _named(arguments: argparse.Namespace) -> None:
-    """That a command names a document or a subject."""
+    """Raise a ConfigError unless the command names a document or a subject."""
     if not arguments.ids and not arguments.subject:
         raise ConfigError("nothing is named", expected="ids of documents, or --subject ID")
 
@@ -246,7 +246,7 @@ def _erase(arguments: argparse.Namespace) -> None:
 
 
 def _erased(settings: NodeSettings, ids: list[str], subject: str) -> ErasureReceipt:
-    """Erase in the running node, or in the silo's folder while none runs."""
+    """Erase through the running node, or in the silo's folder if none is running."""
     from isthmus.service import ErasureReceipt, Node, ask_node, erase, folder_lock, is_in_use
 
     if is_in_use(settings.folder):

@@ -1,4 +1,4 @@
-"""`isthmus encoder`: bring encoders to this machine, list them, remove them, tune one on labelled texts."""
+"""`isthmus encoder`: add encoders to this machine, list them, remove them, tune one on labelled texts."""
 
 from __future__ import annotations
 
@@ -108,9 +108,11 @@ def _run_tune(arguments: argparse.Namespace) -> None:
 
 
 def tuning_parts(data: LabelledTexts, share: float, seed: int) -> tuple[LabelledTexts, LabelledTexts]:
-    """Texts to learn from and texts to choose the epoch by: the owner's splits, or a share held out.
+    """Split texts into training texts and validation texts, which choose the epoch: by the owner's splits, or
+    by holding out a share.
 
-    Texts of the split `test` are in neither, nor are texts to learn from that stand in another split too.
+    Texts of the split `test` are in neither part. Training texts that also occur in another split are left
+    out.
     """
     import numpy as np
 
@@ -140,7 +142,7 @@ def tuning_parts(data: LabelledTexts, share: float, seed: int) -> tuple[Labelled
 
 
 def _progress(facts: Mapping[str, Any]) -> str:
-    """What torch says of itself, as a line."""
+    """A line of text for one of torch's progress reports."""
     if "frozen" in facts:
         return f"{facts['frozen']} layers stay as they are, computed in {facts['seconds']:.0f} s"
     if "resumed" in facts:

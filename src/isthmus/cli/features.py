@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _corpus(arguments: argparse.Namespace, qrels: Qrels) -> Corpus:
-    """The documents, and the queries that are judged."""
+    """The documents, and the judged queries."""
     import numpy as np
 
     from isthmus.errors import DataError
@@ -86,7 +86,7 @@ def _corpus(arguments: argparse.Namespace, qrels: Qrels) -> Corpus:
 
 
 def _candidates(corpus: Corpus, depth: int) -> Run:
-    """The best by BM25 and every judged document that is there."""
+    """The best documents by BM25, and every judged document of the collection."""
     from isthmus.retrieval import BM25
     from isthmus.tables import Run
 

@@ -1,4 +1,4 @@
-"""From scores to decisions: `calibrate` and `fuse`."""
+"""Commands from scores to decisions: `calibrate` and `fuse`."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _fuse(arguments: argparse.Namespace) -> None:
 
 
 def _fused(arguments: argparse.Namespace, runs: list[Run], qrels: Qrels | None) -> tuple[Fuser | None, Run]:
-    """The model, where there is one, and the fused run; plain formulae start without scikit-learn."""
+    """The fitted or loaded model, if any, and the fused run. Plain formulae do not import scikit-learn."""
     from isthmus.fusion import choose, fuse, fuser
 
     if arguments.model:
@@ -205,7 +205,7 @@ def _explained(arguments: argparse.Namespace, runs: list[Run], model: Fuser | No
 
 
 def _read(arguments: argparse.Namespace) -> list[Run]:
-    """The runs with their probabilities, if these are in files of their own or in place of the scores."""
+    """Read the runs, with probabilities if they are in separate files or in place of the scores."""
     from isthmus.fusion import with_confidences
     from isthmus.tables import read_run
 
@@ -251,14 +251,14 @@ def _number(text: str) -> float | str:
 
 
 def _told_apart(runs: list[Run], paths: list[str]) -> list[Run]:
-    """Runs whose tags are all different keep them; else they are called after their files."""
+    """Name runs after their files, unless all their tags differ."""
     if len({run.name for run in runs}) == len(runs):
         return runs
     return [run.named(Path(path).name) for run, path in zip(runs, paths, strict=True)]
 
 
 def _check_queries(runs: list[Run]) -> None:
-    """Raise DataError where nothing would be fused: runs of queries each, of which none is another's."""
+    """Raise a DataError if there are several runs and no two of them share a query."""
     answered = [run for run in runs if len(run)]
     queries = {query for run in answered for query in run.queries}
     if len(answered) > 1 and len(queries) == sum(len(run.queries) for run in answered):
@@ -283,7 +283,7 @@ def _judging(arguments: argparse.Namespace) -> Any:
 def _selected(
     arguments: argparse.Namespace, run: Run, curve: ThresholdCurve | None
 ) -> tuple[Run, dict[str, Any]]:
-    """The rows that reach the requested precision, and the threshold with what it rests on."""
+    """The rows that reach the requested precision, and the threshold with its support."""
     if arguments.precision is None:
         return run, {"threshold": None}
     if curve is None:
@@ -304,7 +304,7 @@ def _outcomes(arguments: argparse.Namespace, qrels: Qrels, run: Run) -> Any:
 
 
 def _quality(arguments: argparse.Namespace, qrels: Qrels | None, run: Run) -> dict[str, float] | None:
-    """Calibration errors of the run's probabilities on the judgements; None without either."""
+    """Calibration errors of the run's probabilities on the judgements; None if either is missing."""
     if qrels is None or run.probabilities is None:
         return None
     from isthmus.evaluation import calibration_of
@@ -320,7 +320,7 @@ def _write_figures(
     calibrated: Run,
     curve: ThresholdCurve | None,
 ) -> list[Path]:
-    """Reliability, thresholds and every run's scores, each as SVG and PNG."""
+    """Plot reliability, thresholds and every run's scores, each as SVG and PNG."""
     if arguments.figures is None:
         return []
     from isthmus.calibration import score_histogram, threshold_plot
@@ -350,8 +350,8 @@ def _write_per_query(
     inputs: Sequence[Run] = (),
     model: Fuser | None = None,
 ) -> None:
-    """Values of every query: of the fused run, of what it was made from, of all methods held out, and how
-    far its probabilities are off."""
+    """Write values of every query: those of the fused run, of its inputs, and of all methods held out, and
+    the calibration errors of its probabilities."""
     if not arguments.per_query or qrels is None:
         return
     from isthmus.calibration import query_folds
@@ -383,7 +383,7 @@ def _write_per_query(
 def _result(
     arguments: argparse.Namespace, method: str, run: Run, threshold: dict[str, Any]
 ) -> dict[str, Any]:
-    """The JSON object of `calibrate` and `fuse`; a query counts if it has a line in the file."""
+    """The JSON object of `calibrate` and `fuse`; only queries with at least one row are counted."""
     answered = int((run.offsets[1:] > run.offsets[:-1]).sum())
     counts = {"queries": answered, "rows": run.rows}
     return {"out": arguments.out, "method": method, **counts, "calibration": None, **threshold}
@@ -417,7 +417,8 @@ def _needs(there: object, what: str) -> None:
 
 
 def _check_model(arguments: argparse.Namespace, usual: dict[str, object]) -> None:
-    """Raise ConfigError for options that contradict a saved model, and for figures without matplotlib."""
+    """Check options: raise a ConfigError if one contradicts a saved model, and an error if plots lack
+    matplotlib."""
     for name, value in {**usual, "folds": 5}.items():
         if arguments.model and getattr(arguments, name) != value:
             raise ConfigError(f"--{name} is settled by the model {arguments.model}: leave it out", key=name)

@@ -1,4 +1,5 @@
-"""`isthmus keys`: who a silo is, whom it trusts, and the key that all silos share and the relay lacks."""
+"""`isthmus keys`: a silo's identity, the silos that it trusts, and the key that silos share without the
+relay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`isthmus learn`: silos learn together from what was judged; versions are listed and taken back."""
+"""`isthmus learn`: train across silos on their judgements; list versions and roll back."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _learn(arguments: argparse.Namespace) -> None:
 
 
 async def _here(arguments: argparse.Namespace) -> None:
-    """Learn or roll back from this machine, beside a broker that may serve."""
+    """Learn or roll back on this machine, whether or not a broker is running."""
     from getpass import getuser
 
     from isthmus.service import Broker, LearningRuns, read_broker
@@ -94,7 +94,7 @@ async def _here(arguments: argparse.Namespace) -> None:
 
 
 def _over(arguments: argparse.Namespace) -> None:
-    """Have a running broker do it."""
+    """Learn, list or roll back through a running broker."""
     with broker_client(arguments) as broker:
         if arguments.list:
             _list(arguments, broker.learning().versions)
@@ -107,7 +107,8 @@ def _over(arguments: argparse.Namespace) -> None:
 
 
 def _followed(broker: Client, mode: str) -> LearnedVersion:
-    """A run of a broker, to its end; every stage is told once. Who no longer waits does not end it."""
+    """Start a run in a broker and wait for its end, reporting each stage once. An interruption ends the
+    waiting, not the run."""
     last = [""]
 
     def tell(stage: str) -> None:
@@ -130,7 +131,7 @@ def _followed(broker: Client, mode: str) -> LearnedVersion:
 def tracked_runs(
     arguments: argparse.Namespace, history: Callable[[], list[LearnedVersion]]
 ) -> Iterator[None]:
-    """Trackers hear of a run, whose step is its number, and of those before it."""
+    """Record a run and all earlier ones in the trackers; a run's step is its number."""
     from isthmus.report import tracking
 
     trackers = trackers_of(arguments)
@@ -144,7 +145,7 @@ def tracked_runs(
 
 
 def measures_of(version: LearnedVersion) -> dict[str, float | None]:
-    """The numbers of a run by name, for trackers; none of a run in which nothing was learned together."""
+    """The measures of a run by name, for trackers; empty if nothing was learned jointly."""
     record = version.record or {}
     if "kind" not in record:
         return {}
@@ -168,13 +169,13 @@ def _stage(stage: str) -> None:
 
 
 def _end(arguments: argparse.Namespace, version: LearnedVersion) -> None:
-    """What came of a run."""
+    """Print the result of a run."""
     title = "not learned together" if version.problem else "learned"
     close(arguments, title, version.model_dump(), facts=facts_of(version))
 
 
 def facts_of(version: LearnedVersion) -> dict[str, object]:
-    """What a person wants to know of a run."""
+    """The facts of a run for its summary."""
     record = version.record or {}
     facts: dict[str, object] = {"version": version.version}
     if version.problem:
@@ -204,7 +205,7 @@ def _list(arguments: argparse.Namespace, versions: list[LearnedVersion]) -> None
 
 
 def _line(version: LearnedVersion) -> str:
-    """A version in one line: whether it is in use, when, what, and what it gained."""
+    """A version in one line: whether it is in use, its number, mode and model, and its gain."""
     record, mark = version.record or {}, "*" if version.current else " "
     if not version.usable:
         return f"{mark} {version.version}  nothing learned together: {plain(version.problem)}"

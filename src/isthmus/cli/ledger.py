@@ -1,4 +1,4 @@
-"""`isthmus ledger`: what left this silo, what it cost, and what may still leave."""
+"""`isthmus ledger`: the releases of a silo, their cost, and the budget that is left."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _lost_arguments(parser: argparse.ArgumentParser) -> None:
 def _reading(
     work: Callable[[Ledger, argparse.Namespace], None],
 ) -> Callable[[argparse.Namespace], None]:
-    """What runs a verb that reads a ledger."""
+    """The function that runs a command which only reads a ledger."""
 
     def run(arguments: argparse.Namespace) -> None:
         from isthmus.private.ledger import Ledger
@@ -91,7 +91,7 @@ def _go_on(arguments: argparse.Namespace) -> None:
 
 
 def _file(path: str) -> Path:
-    """The ledger itself, or the one in a silo's folder: a node's, or that of private counts."""
+    """The ledger file itself, or the one in the folder of a node or of private counts."""
     if not Path(path).is_dir():
         return Path(path)
     from isthmus.private import LEDGER
@@ -187,7 +187,7 @@ def _export(ledger: Ledger, arguments: argparse.Namespace) -> None:
 
 
 def _json_lines(rows: Iterator[dict[str, Any]]) -> Iterator[str]:
-    """A JSON list, one object a line, without holding them all."""
+    """A JSON list with one object a line, without holding all rows in memory."""
     yield "["
     for number, row in enumerate(rows):
         yield ("," if number else "") + "\n" + json.dumps(finite(row), ensure_ascii=False)
@@ -195,7 +195,7 @@ def _json_lines(rows: Iterator[dict[str, Any]]) -> Iterator[str]:
 
 
 def _csv_lines(rows: Iterator[dict[str, Any]]) -> Iterator[str]:
-    """CSV in blocks of lines; nothing at all for no rows."""
+    """CSV in blocks of lines; empty if there are no rows."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     for number, row in enumerate(rows):
@@ -209,14 +209,14 @@ def _csv_lines(rows: Iterator[dict[str, Any]]) -> Iterator[str]:
 
 
 def _flat(value: object) -> Any:
-    """Lists and mappings as one cell."""
+    """Lists and mappings as the text of one cell."""
     if isinstance(value, Mapping):
         return " ".join(f"{name}={inner:g}" for name, inner in value.items())
     return "+".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _cell(name: str, value: object) -> Any:
-    """For a person: times to the second, and words that may be folded."""
+    """A value for people: times to the second, and names with spaces so that they can be wrapped."""
     if name in ("mechanism", "fields"):
         return str(_flat(value) or "").replace("_", " ").replace("+", " + ")
     return str(value)[:19].replace("T", " ") if name in ("at", "last") else _flat(value)

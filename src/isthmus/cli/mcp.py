@@ -1,4 +1,4 @@
-"""The command `mcp`: search for an assistant, on stdin and stdout."""
+"""The command `mcp`: search for assistants, over stdin and stdout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def _mcp(arguments: argparse.Namespace) -> None:
 
 
 def _entry(arguments: argparse.Namespace, url: str) -> dict[str, object]:
-    """How an assistant starts this command from any folder; a key in the environment stays there."""
+    """The command by which an assistant starts this one from any folder; a key in the environment is not
+    copied."""
     files = {"--key": arguments.key, "--authority": arguments.authority}
     options = [word for name, file in files.items() if file for word in (name, str(Path(file).resolve()))]
     program = shutil.which(PROGRAM)

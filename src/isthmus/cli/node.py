@@ -47,7 +47,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _reload(arguments: argparse.Namespace, settings: NodeSettings) -> int:
-    """Have the running node read its sources again, as silo.toml names them now; 1 where one fails."""
+    """Have the running node read its sources again, as silo.toml names them now. Returns 1 if one fails."""
     from isthmus.service import Reread, ask_node, is_in_use
 
     if not is_in_use(settings.folder):
@@ -68,7 +68,7 @@ def _reload(arguments: argparse.Namespace, settings: NodeSettings) -> int:
 
 
 def _index(arguments: argparse.Namespace, settings: NodeSettings) -> int:
-    """Work on the silo's folder while no node serves it; 1 where a source fails."""
+    """Index and encode in the silo's folder while no node is running. Returns 1 if a source fails."""
     from isthmus.report import Progress
     from isthmus.service import Node, carry_on, folder_lock, load_all
 

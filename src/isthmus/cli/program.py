@@ -1,8 +1,8 @@
 """The command line: parse, call, print.
 
-Commands live in one module per group, as a tuple `COMMANDS`; a new group is one more line in `GROUPS`.
-Other distributions bring commands as entry points of the group `isthmus.commands`, each such a tuple.
-Exit status: 0 done, 1 a foreseen failure told on stderr, 2 wrong usage, 130 interrupted.
+Commands are in one module per group, as a tuple `COMMANDS`; a new group is one more line in `GROUPS`.
+Other distributions add commands as entry points of the group `isthmus.commands`, each such a tuple.
+Exit status: 0 done, 1 a foreseen failure reported on stderr, 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -51,24 +51,26 @@ GROUPS = (
     "reproduce",
     "doctor",
 )
-"""The modules of this folder that hold commands, in the order of `isthmus --help`."""
+"""The modules of this folder that contain commands, in the order of `isthmus --help`."""
 BROUGHT = "isthmus.commands"
-"""The entry points by which other distributions bring commands."""
+"""Group of the entry points by which other distributions add commands."""
 PLACEHOLDERS = ("reproduce",)
-"""Commands that only say which distribution brings them."""
+"""Commands that only say which distribution provides them."""
 
 
 class Verb(argparse.ArgumentParser):
-    """A command's parser: options may stand between files (`fuse a.run -m rrf b.run`) and before the verb."""
+    """A command's parser: options may be placed between files (`fuse a.run -m rrf b.run`) and before the
+    verb."""
 
     _mixing = False
     _words: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As the standard library has it for whole programs, here for one verb; verbs of verbs keep order.
+        """Parse options and files in any order, as the standard library does for whole programs; nested verbs
+        keep their order.
 
-        It forgets a `--`, so that what comes with one is read in order too. What nobody knows is refused by
-        the verb itself, whose usage is then shown.
+        That method of the standard library loses a `--`, so arguments with one are parsed in order. Unknown
+        arguments are refused here, so that the verb's own usage is shown.
         """
         if self._mixing:
             return super().parse_known_args(args, namespace)
@@ -91,7 +93,8 @@ class Verb(argparse.ArgumentParser):
         return parsed, unknown
 
     def _verb_first(self, args: list[str]) -> list[str]:
-        """Options before a verb go to its end, as in `isthmus --json doctor`; our own stay."""
+        """Move options from before a verb to its end, as in `isthmus --json doctor`; the parser's own options
+        stay."""
         if self._subparsers is None or not args or not args[0].startswith("-"):
             return args
         if args[0] in self._option_string_actions:
@@ -104,8 +107,8 @@ class Verb(argparse.ArgumentParser):
         return [*args[at:end], *args[:at], *args[end:]]
 
     def error(self, message: str) -> NoReturn:
-        """Of an option that there is not, the one that was probably meant. Of arguments that are missing,
-        which option may have taken them for its own values. A value that is wrong needs no usage."""
+        """End with an error message. For an unknown option it suggests the most similar one; for missing
+        arguments, the option that may have consumed them. Usage is not printed for a wrong value."""
         words = self._words[: self._words.index("--")] if "--" in self._words else self._words
         names = [word.partition("=")[0] for word in words if word.startswith("--")]
         known = [name for name in self._option_string_actions if name.startswith("--")]
@@ -126,7 +129,7 @@ class Verb(argparse.ArgumentParser):
         self.exit(2)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Of a value or command that there is not, the one that was probably meant."""
+        """Raise an error for an unknown value or command, suggesting the most similar one."""
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
@@ -137,9 +140,10 @@ class Verb(argparse.ArgumentParser):
 
 
 def commands(verb: str | None = None) -> tuple[Command, ...]:
-    """Every command, in the order it is listed.
+    """All commands in the order of the help.
 
-    Entry points are not looked up where `verb` is one of our own, since that takes a twentieth of a second.
+    Entry points are not read if `verb` is a command of this distribution, since that takes a twentieth of a
+    second.
     """
     modules = [import_module(f"isthmus.cli.{group}") for group in GROUPS]
     own = {command.name: command for module in modules for command in module.COMMANDS}
@@ -149,7 +153,7 @@ def commands(verb: str | None = None) -> tuple[Command, ...]:
 
 
 def _brought() -> Iterator[Command]:
-    """The commands of other distributions; one that cannot be imported brings none."""
+    """The commands of other distributions; one that cannot be imported is skipped."""
     from importlib.metadata import entry_points
 
     for point in entry_points(group=BROUGHT):
@@ -158,7 +162,7 @@ def _brought() -> Iterator[Command]:
 
 
 def parser(verb: str | None = None) -> argparse.ArgumentParser:
-    """The whole command line; `verb` is the command that is about to run, if it is known."""
+    """The parser of the whole command line; `verb` is the command that is about to run, if known."""
     top = Verb(
         prog="isthmus",
         description="Search and ranking across data silos that may not share their data.",
@@ -204,7 +208,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _make_safe() -> None:
-    """Cope with a closed stdout, with a terminal that lacks letters, and clean up when asked to end."""
+    """Handle a closed stdout and a terminal that lacks characters, and exit cleanly on SIGTERM."""
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # it lives as long as the process
     for stream in (sys.stdout, sys.stderr):
@@ -215,7 +219,7 @@ def _make_safe() -> None:
 
 
 def _forget_stdout() -> None:
-    """Nothing is left to flush when the interpreter ends."""
+    """Redirect stdout to nowhere, so that the interpreter has nothing to flush when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -227,7 +231,8 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning about names that will go is one line for whoever typed them; others say where they arose."""
+    """Show a FutureWarning, which concerns names that the user typed, as one line; others with their place in
+    the code."""
     if issubclass(category, FutureWarning):
         say(f"isthmus: {' '.join(str(message).split())}")
     else:

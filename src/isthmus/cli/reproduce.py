@@ -1,4 +1,4 @@
-"""`isthmus reproduce` comes with a distribution of its own; until that is installed, how to get it."""
+"""`isthmus reproduce` belongs to a separate distribution; until it is installed, this says how to get it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`isthmus sketch`: word counts that may leave a silo, built, published and asked about."""
+"""`isthmus sketch`: build word counts that may leave a silo, publish them, and search those of others."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _look_up(arguments: argparse.Namespace, tokens: Tokens) -> CountsView:
 
 
 def _fields(arguments: argparse.Namespace, there: tuple[str, ...]) -> tuple[str, ...]:
-    """Those named, or what the work needs: both for features, the body (if there is one) for a search."""
+    """The named fields, or those needed: all for features, the body (or else the first) for a search."""
     missing = set(arguments.fields or ()) - set(there)
     if missing:
         problem = f"{arguments.source} has no counts of {', '.join(sorted(missing))}"

@@ -1,4 +1,4 @@
-"""Commands about rankers: `train`."""
+"""Command for rankers: `train`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ OPTIONS: tuple[tuple[str, str, str | None, int | None, str], ...] = (
     ("workers", "workers", None, 1, "silos at work at once (one a core)"),
     ("seed", "seed", None, 0, "of every random draw (0)"),
 )
-"""Options of the command line: the name, where in the configuration it goes, a word for its value or the
-least whole number that it may be, and what it says."""
+"""Command-line options: name, place in the configuration, metavar of the value or its minimum as a whole
+number, and help."""
 PAPER = (
     "dealing.kind=dirichlet-pair",
     "dealing.concentration=0.3",
@@ -60,9 +60,9 @@ PAPER = (
     "model.scaling=zscore",
     "probe=none",
 )
-"""FedRisk as printed: rows dealt by grade, cross-entropy, five epochs, batch errors, alpha = beta = 1."""
+"""FedRisk as published: rows dealt by grade, cross-entropy, five epochs, batch errors, alpha = beta = 1."""
 SETTINGS = {name: key for name, key, *_ in OPTIONS} | {"data": "data", "secure": "secure"}
-"""Where in the configuration an option goes."""
+"""The place of each option in the configuration."""
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +144,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _check_resuming(arguments: argparse.Namespace) -> None:
-    """Refuse settings beside --resume: a run goes on as it was begun."""
+    """Raise a ConfigError for settings beside --resume: a run continues with the settings it began with."""
     named = [name for name in (*SETTINGS, "config", "out") if getattr(arguments, name) is not None]
     named += ["set"] * bool(arguments.changes) + ["mode"] * (arguments.mode != "sound")
     if named:
@@ -156,7 +156,7 @@ def _check_resuming(arguments: argparse.Namespace) -> None:
 
 
 def _configured(arguments: argparse.Namespace) -> Config:
-    """The configuration: the file, then the options, then --set."""
+    """The configuration: the file, overridden by the options, then by --set."""
     from isthmus.config import load
     from isthmus.federation import Config
 

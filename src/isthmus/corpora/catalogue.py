@@ -1,10 +1,10 @@
-"""What can be loaded by name, where it lies, and what a folder holds.
+"""Data sets that can be loaded by name, where they are stored, and the folder layouts that can be read.
 
-The real collections are found under the folder that the environment variable ISTHMUS_DATA names, and nowhere
-else; a path works for anything that has the layout of one of them.
+Real collections are looked up only under the folder that the environment variable ISTHMUS_DATA names; a path
+works for any folder with the layout of one of them.
 
-`load` gives a `Corpus`. Feature rows come whole from `load_letor`, or as training, validation and test parts
-from `load_folds`. A folder of feature rows holds one of
+`load` returns a `Corpus`. `load_letor` returns all feature rows of a set, `load_folds` its training,
+validation and test parts. A folder of feature rows has one of
 
 - `Fold1`, `Fold2`, … with `train.txt`, `vali.txt` and `test.txt` (MSLR), or one such fold by itself;
 - `S1.txt` to `S5.txt` (LETOR 4.0): fold i trains on three parts from the i-th on, cyclically, validates on
@@ -45,14 +45,14 @@ CORPORA = {
     "reuters": "labels/reuters21578",
     **{name: f"collections/{name}" for name in smart.LAYOUTS},
 }
-"""Where the named collections lie under ISTHMUS_DATA."""
+"""The folders of the named collections under ISTHMUS_DATA."""
 
 FEATURES = {
     "mq2008": "letor/mq2008",
     "mslr-sample": "letor/mslr-fold1-sample",
     "lightgbm-example": "letor/lightgbm-example",
 }
-"""Where the named feature sets lie under ISTHMUS_DATA."""
+"""The folders of the named feature sets under ISTHMUS_DATA."""
 
 SYNTHETIC = ("synthetic", "synthetic-mslr")
 COLLECTED: dict[str, Callable[[], Corpus]] = {
@@ -61,16 +61,16 @@ COLLECTED: dict[str, Callable[[], Corpus]] = {
     "pydocs-modules": labels.pydocs_modules,
     "pydocs-see-also": labels.pydocs_see_also,
 }
-"""Made of what every installation has."""
+"""Collections made from packages that every installation has."""
 BUILT_IN = (*COLLECTED, *SYNTHETIC)
 ALL_SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 DEALT_FOLDS = 5
 
 
 def load(name_or_path: str | os.PathLike[str], *, fold: int = 0) -> Corpus:
-    """A collection by name (`pydocs`, `cran`, `reuters` …) or from a folder.
+    """Load a collection by name (`pydocs`, `cran`, `reuters` …) or from a folder.
 
-    `irds:NAME` is a data set of ir_datasets, where that is installed. Folders may hold a BEIR data set, a
+    `irds:NAME` is a data set of ir_datasets, if that is installed. A folder may have a BEIR data set, a
     SMART collection, Reuters-21578 or a label set; only label sets have folds.
     """
     named = os.fspath(name_or_path)
@@ -106,10 +106,10 @@ _READERS: tuple[tuple[Callable[[Path], object], Callable[[Path], Corpus]], ...] 
 
 
 def load_letor(name_or_path: str | os.PathLike[str], *, split: Split | None = None) -> Letor:
-    """Feature rows by name (`synthetic`, `mq2008` …), from a file or from a folder.
+    """Load feature rows by name (`synthetic`, `mq2008` …), from a file or from a folder.
 
-    All rows by default, or one split of the first fold. Where two parts number their queries alike, the whole
-    calls them `train/1` and `test/1`.
+    All rows by default, or one split of the first fold. If two parts use the same query numbers, queries of
+    the whole are named `train/1` and `test/1`.
     """
     if split is not None and split not in SPLITS:
         raise DataError(f"no split {split!r}", cure=f"splits: {', '.join(SPLITS)}")
@@ -127,7 +127,7 @@ def load_letor(name_or_path: str | os.PathLike[str], *, split: Split | None = No
 
 
 def load_folds(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> tuple[Fold, ...]:
-    """The folds that a set comes with; five by query, at random under the seed, where it comes with none."""
+    """Return the folds of a feature set; if it has none, five by query, at random under the seed."""
     named = os.fspath(name_or_path)
     if named in SYNTHETIC:
         return (Fold(named, *(_synthetic(named, split) for split in ALL_SPLITS)),)
@@ -150,7 +150,8 @@ def _synthetic(name: str, split: Split) -> Letor:
 
 
 def _parts(path: Path) -> dict[str, Letor]:
-    """The parts of a file or folder by split, of its first fold if it has several; never without `train`."""
+    """Return the parts of a file or folder by split, of its first fold if it has several; always with
+    `train`."""
     if path.is_file():
         return {"train": read_letor(path)}
     if (path / "Fold1").is_dir():
@@ -205,14 +206,14 @@ def _dealt_folds(letor: Letor, seed: int) -> tuple[Fold, ...]:
 
 
 def available() -> dict[str, bool]:
-    """Every name that `load` or `load_letor` knows, and whether its data are there."""
+    """Return, for every name that `load` or `load_letor` accepts, whether its data are present."""
     root = os.environ.get("ISTHMUS_DATA")
     present = {name: bool(root) and Path(str(root), where).is_dir() for name, where in _named().items()}
     return dict.fromkeys(BUILT_IN, True) | present
 
 
 def locate(name_or_path: str, known: dict[str, str]) -> Path:
-    """The path that a name stands for; a path that exists stands for itself."""
+    """Return the path of a named data set, or an existing path itself. Raises DataError for anything else."""
     if name_or_path in known:
         return _under_data(name_or_path, known[name_or_path])
     path = Path(name_or_path)

@@ -1,4 +1,4 @@
-"""Collections by the names of ir_datasets, where that is installed."""
+"""Collections by the names of ir_datasets, if that is installed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ _SPLITS = {"train": "train", "dev": "validation", "val": "validation", "valid": 
 
 
 def read(name: str) -> Corpus:
-    """The data set `irds:NAME`, downloaded by ir_datasets if it is not here yet; its queries are of the split
-    that ends the name, else `test`. Texts are what ir_datasets takes by itself: of a topic, its title."""
+    """Read the data set `irds:NAME`, which ir_datasets downloads if it is not here yet.
+
+    Its queries are in the split that ends the name, else in `test`. Texts are the defaults of ir_datasets:
+    of a topic, its title.
+    """
     try:
         import ir_datasets
     except ImportError:
@@ -56,7 +59,7 @@ def _title_and_text(document: Any) -> tuple[str, str]:
 
 
 def _text(row: Any) -> str:
-    """The row's own choice; else its text, or all that it says of itself but its id, title and address."""
+    """Return the row's default text; else its text, or all its text fields but id, title and address."""
     if hasattr(row, "default_text"):
         return str(row.default_text())
     fields = [getattr(row, name) for name in row._fields[1:] if name not in ("title", "url")]

@@ -11,8 +11,8 @@ Two layouts are read:
   or test) with the topics that have an article in both: 90 topics, 10,789 articles. A topic named twice for
   an article counts once, 13,329 pairs in all. There is no validation part; a topic has a name but no body.
 
-Three are made of the built-in world, so that there always are some: `pydocs_labels` (one label a text),
-`pydocs_modules` and `pydocs_see_also` (several, with a long tail).
+Three label sets are made from the built-in `pydocs`, so that some are always available: `pydocs_labels` (one
+label a text), `pydocs_modules` and `pydocs_see_also` (several, with a long tail).
 """
 
 from __future__ import annotations
@@ -45,16 +45,18 @@ LABEL_NAMES = {
     ),
     "trec": ("description", "entity", "abbreviation", "human", "location", "numeric"),
 }
-"""What the numbers mean in the two public sets; in any other folder a label goes by its number."""
+"""Names of the labels by number in the two public sets; in any other folder a label is named by its
+number."""
 
 FOLDS = 10
-"""Of a folder that brings none."""
+"""The number of folds of a folder that has none of its own."""
 
 TEXTS_A_LABEL = 200
-"""Of the built-in label set."""
+"""The number of texts of each label in the built-in label set."""
 
 TEXTS_OF_RARE = 2
-"""Of a label of the built-in sets with a long tail, at least: one to learn from and one to test."""
+"""The least number of texts of a label in the built-in sets with a long tail: one to learn from and one to
+test."""
 
 _WHOLE = re.compile(r"-?[0-9]+")
 _SPLIT_OF_PART = {"train": "train", "val": "validation", "test": "test"}
@@ -66,7 +68,7 @@ def is_label_folder(folder: Path) -> bool:
 
 
 def read_labels(folder: Path, *, fold: int = 0) -> Corpus:
-    """One fold of a label set; a text that the fold leaves out is left out."""
+    """Read one fold of a label set; a text that is in no part of the fold is left out."""
     texts, labels = _lines(folder / "texts.txt"), _lines(folder / "labels.txt")
     if len(texts) != len(labels):
         raise DataError(
@@ -91,7 +93,7 @@ def read_labels(folder: Path, *, fold: int = 0) -> Corpus:
 
 
 def fold_count(folder: Path) -> int:
-    """How many folds a label set has."""
+    """Return the number of fold files of a label set."""
     count = 0
     while (folder / "folds" / f"{count}.json").is_file():
         count += 1
@@ -142,7 +144,7 @@ def _read_fold(path: Path, texts: int) -> tuple[list[str], dict[str, Any]]:
 
 
 def _dealt_fold(texts: Sequence[str], fold: int, folder: Path) -> list[str]:
-    """The split of every line in a fold of ours; the same whatever the process."""
+    """Return the split of every line in a fold dealt here; it is the same in every process."""
     groups = np.unique(np.array([text.strip() for text in texts], dtype=np.str_), return_inverse=True)[1]
     count = min(FOLDS, int(groups.max(initial=-1)) + 1)
     if count < 3:
@@ -157,7 +159,8 @@ def _dealt_fold(texts: Sequence[str], fold: int, folder: Path) -> list[str]:
 
 
 def pydocs_labels(*, seed: int = 0, texts: int = TEXTS_A_LABEL) -> Corpus:
-    """Docstrings under the sub-package each is from: those with so many or more, so many of each drawn."""
+    """Build a label set of docstrings under their sub-packages: `texts` of them are drawn from each with at
+    least so many."""
     world = pydocs.load_world()
     rows_of: dict[str, list[int]] = {site: [] for site in sorted(set(world.sites))}
     for row, site in enumerate(world.sites):
@@ -178,10 +181,11 @@ def pydocs_labels(*, seed: int = 0, texts: int = TEXTS_A_LABEL) -> Corpus:
 
 
 def pydocs_modules() -> Corpus:
-    """Docstrings, the standard library's too, under every module, package and class that their name passes.
+    """Build a label set of docstrings, the standard library's too, under every module, package and class in
+    their name.
 
     `scipy.stats.qmc.Sobol.random` has the labels `scipy`, `scipy.stats`, `scipy.stats.qmc` and
-    `scipy.stats.qmc.Sobol`. No word of any label's name is left in any text.
+    `scipy.stats.qmc.Sobol`. All words of labels' names are removed from the texts.
     """
     world = pydocs.load_world().with_distractors()
     right = {name: _prefixes(name) for name in world.names}
@@ -191,9 +195,10 @@ def pydocs_modules() -> Corpus:
 
 
 def pydocs_see_also() -> Corpus:
-    """Docstrings under the objects that their *See Also* names; a label's own docstring is its body.
+    """Build a label set of docstrings under the objects that their *See Also* names, with these objects'
+    docstrings as bodies.
 
-    *See Also* sections are no part of the texts, and the last word of no label's name is left in any.
+    The texts have no *See Also* sections, and the last word of every label's name is removed from them.
     """
     world = pydocs.load_world()
     right: dict[str, list[str]] = {}
@@ -205,7 +210,7 @@ def pydocs_see_also() -> Corpus:
 
 
 def _prefixes(name: str) -> list[str]:
-    """`a.b.c` is under `a` and `a.b`."""
+    """Return the labels of a name: `a.b.c` is under `a` and `a.b`."""
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(1, len(parts))]
 
@@ -217,7 +222,7 @@ def _long_tail(
     words: Iterable[str],
     bodies: Mapping[str, str],
 ) -> Corpus:
-    """Texts without these words, under the labels that enough of them have."""
+    """Build a label set from the texts without these words, with the labels that have enough texts."""
     hidden = {word.casefold() for word in words}
     counts = Counter(label for labels in right.values() for label in set(labels))
     labels = sorted(label for label, count in counts.items() if count >= TEXTS_OF_RARE)
@@ -263,7 +268,7 @@ def is_reuters_folder(folder: Path) -> bool:
 
 
 def read_reuters(folder: Path) -> Corpus:
-    """Reuters-21578, ModApte: topics as documents, articles as queries."""
+    """Read Reuters-21578 in the ModApte split: topics as documents, articles as queries."""
     articles = [article for path in sorted(folder.glob("reut2-*.sgm")) for article in _articles(path)]
     (number, times) = next(iter(Counter(article.id for article in articles).most_common(1)), ("", 0))
     if times > 1:
@@ -289,7 +294,7 @@ def read_reuters(folder: Path) -> Corpus:
 
 
 def _articles(path: Path) -> list[_Article]:
-    """The articles of one file that ModApte uses."""
+    """Read the articles of one file that ModApte uses."""
     text = path.read_bytes().decode("latin-1")  # one stray byte aside the files are ASCII
     _check_whole(text, path)
     articles = []
@@ -307,7 +312,7 @@ def _articles(path: Path) -> list[_Article]:
 
 
 def _check_whole(text: str, path: Path) -> None:
-    """Every article ends before the next begins."""
+    """Raise DataError unless every article ends before the next begins."""
     begun: int | None = None
     for mark in _BOUND.finditer(text):
         begins = mark[0] != "</REUTERS>"
@@ -328,7 +333,7 @@ def _check_whole(text: str, path: Path) -> None:
 
 
 def _clean(markup: str) -> str:
-    """Title and body without date line, tags, control characters and entities."""
+    """Return title and body without date line, tags, control characters and entities."""
     text = _TAG.sub("\n", _DATELINE.sub("\n", markup))
     lines = html.unescape(_CONTROL.sub(" ", text)).splitlines()
     return "\n".join(line.strip() for line in lines if line.strip())

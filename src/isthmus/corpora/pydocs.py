@@ -1,16 +1,16 @@
-"""`pydocs`, the built-in world: real text that every installation already has.
+"""`pydocs`, the built-in collection: real text that every installation already has.
 
-Documents are the docstrings of public functions, classes and methods of NumPy, SciPy and scikit-learn
-(of those that import); the query of a document is its first sentence without its own name; what people
-linked under *See Also* is relevant: grade 2 if both link each other, 1 if one links the other. A query's
-own document is no candidate for it. Queries are split by connected component of the link graph, so no
-link crosses from training to test. Deterministic for given package versions: memory addresses go, and
-set literals, whose order changes from process to process, are sorted.
+Documents are the docstrings of public functions, classes and methods of NumPy, SciPy and scikit-learn (of
+those that can be imported). The query of a document is its first sentence without its own name. Documents
+linked under *See Also* are relevant: grade 2 if both link each other, 1 if one links the other. A query's
+own document is no candidate for it. Queries are split by connected component of the link graph, so no link
+crosses from training to test. The result is deterministic for given package versions: memory addresses are
+removed, and set literals, whose order changes from process to process, are sorted.
 
-The deal into silos is ours, not the libraries': whole sub-packages, balanced greedily, and then a share
-of the documents moves by a hash of its name, the dial from topical (0) to random (1) silos.
+The division into silos is not the libraries': whole sub-packages are balanced greedily, and then a share of
+the documents moves by a hash of its name. The share ranges from topical (0) to random (1) silos.
 
-On request the standard library's docstrings come as distractors: it has no *See Also*, so they bring
+On request the standard library's docstrings are added as distractors: it has no *See Also*, so they bring
 documents but neither queries nor judgements.
 """
 
@@ -44,7 +44,7 @@ from isthmus.tables import SPLITS, Corpus, Documents, Qrels, Queries, cache_fold
 from isthmus.text import STOP_WORDS, tokenise
 
 FORMAT = 1
-"""Goes up whenever the same packages would give another world."""
+"""Version of the data, raised whenever the same packages would give another world."""
 
 _NAMED = tomllib.loads(files("isthmus.corpora").joinpath("pydocs.toml").read_text(encoding="utf-8"))
 MODULES: Mapping[str, str] = {package: _NAMED[package] for package in ("numpy", "scipy", "sklearn")}
@@ -54,10 +54,11 @@ STANDARD_LIBRARY: str = _NAMED["python"]
 """The modules whose docstrings may serve as distractors."""
 
 EXPERIMENTAL = {"HalvingGridSearchCV", "HalvingRandomSearchCV", "IterativeImputer"}
-"""Classes that appear once anybody in the process has asked for them; the world must not depend on that."""
+"""Classes that appear only once some code in the process has enabled them; they are left out, so that the
+world does not depend on it."""
 
 THEMES = {"numpy": "arrays", "scipy.stats": "statistics", "scipy.special": "functions"}
-"""What to call a silo after its largest sub-package; the others go by their own last name."""
+"""Names of silos by their largest sub-package; other silos are named by the last part of its name."""
 
 SILOS = 4
 SHARE = 0.5
@@ -78,7 +79,8 @@ _TARGET = re.compile(r"[A-Za-z_][\w.]*")
 
 @dataclass(frozen=True)
 class PydocsWorld:
-    """The world before it is dealt: what is slow to collect and the same for every deal."""
+    """The documents, links and queries before they are dealt into silos: slow to collect, the same for every
+    deal."""
 
     names: list[str]
     bodies: list[str]
@@ -90,9 +92,10 @@ class PydocsWorld:
     """The number of documents, the last ones, that are relevant to no query."""
 
     def corpus(self, *, share: float = SHARE, silos: int = SILOS) -> Corpus:
-        """Dealt into silos; `share` is the part of the documents that leaves its sub-package's silo.
+        """Deal the world into silos; `share` is the part of the documents that leaves its sub-package's
+        silo.
 
-        Distractors are dealt by the same rule but for themselves, so that nothing else changes its silo.
+        Distractors are dealt by the same rule but separately, so that no other document changes its silo.
         """
         judged = len(self.names) - self.distractors
         topical = by_site(self.sites[:judged], silos).holders
@@ -115,7 +118,7 @@ class PydocsWorld:
         return Corpus("pydocs", documents, queries, qrels, silo_names)
 
     def with_distractors(self) -> PydocsWorld:
-        """With the docstrings of the standard library as further documents, if they are no copies."""
+        """Return the world with the standard library's docstrings as further documents, except copies."""
         packages = {module: module.partition(".")[0] for module in STANDARD_LIBRARY.split()}
         documented = _merged(_collect((module, package, package) for module, package in packages.items()))
         known = set(self.bodies)
@@ -130,7 +133,7 @@ class PydocsWorld:
 
 
 def load(*, share: float = SHARE, silos: int = SILOS, distractors: bool = False) -> Corpus:
-    """The dealt world; collected once for given package versions and then kept in the cache folder.
+    """Return the world dealt into silos; it is collected once for given package versions and then cached.
 
     With `distractors` there are about a third more documents, and the same queries and judgements.
     """
@@ -141,7 +144,7 @@ def load(*, share: float = SHARE, silos: int = SILOS, distractors: bool = False)
 
 
 def load_world() -> PydocsWorld:
-    """The world before it is dealt, from the cache folder where it is there."""
+    """Return the world before it is dealt, from the cache folder if it is there."""
     try:
         cached = cache_folder() / f"pydocs-{_fingerprint()}.json"
     except RuntimeError:  # no home folder to keep anything in
@@ -154,7 +157,7 @@ def load_world() -> PydocsWorld:
 
 
 def _fingerprint() -> str:
-    """Changes with everything that the world depends on."""
+    """Return a digest of everything on which the world depends."""
     versions = [sys.version.partition(" ")[0], str(FORMAT), " ".join(sorted(STOP_WORDS))]
     for package in (*MODULES, "scikit-learn", "PyStemmer"):
         with suppress(PackageNotFoundError):
@@ -199,7 +202,8 @@ def build() -> PydocsWorld:
 
 @dataclass
 class _Entry:
-    """A document on its way: its text and, for all objects that have it, their names and links."""
+    """A document while it is collected: its text and, of all objects with that text, their names and
+    links."""
 
     name: str
     site: str
@@ -209,7 +213,7 @@ class _Entry:
 
 
 def _places() -> Iterator[tuple[str, str, str]]:
-    """Every public module with its package and its sub-package."""
+    """Yield every public module with its package and its sub-package."""
     for package, listed in MODULES.items():
         for module_name in ["", *listed.split()]:
             site = f"{package}.{module_name.partition('.')[0]}".rstrip(".")
@@ -217,7 +221,7 @@ def _places() -> Iterator[tuple[str, str, str]]:
 
 
 def _collect(places: Iterable[tuple[str, str, str]]) -> list[tuple[Any, list[tuple[str, str]]]]:
-    """Every public object of the modules once, with all its (qualified name, sub-package)."""
+    """Return every public object of the modules once, with all its (qualified name, sub-package) pairs."""
     things: dict[int, tuple[Any, list[tuple[str, str]]]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -228,7 +232,7 @@ def _collect(places: Iterable[tuple[str, str, str]]) -> list[tuple[Any, list[tup
 
 
 def _members(module_name: str, package: str) -> Iterator[tuple[str, Any]]:
-    """The documented functions, classes and methods of one module, if it imports."""
+    """Yield the documented functions, classes and methods of one module, if it can be imported."""
     try:
         module = importlib.import_module(module_name)
     except ImportError:
@@ -254,7 +258,8 @@ def _public(names: Iterable[str]) -> list[str]:
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
-    """Some names are promises that raise when touched: experimental classes, removed functions."""
+    """Return an attribute; None for names that raise when accessed: experimental classes, removed
+    functions."""
     if name in EXPERIMENTAL:
         return None
     try:
@@ -270,7 +275,8 @@ def _documented(thing: Any) -> bool:
 
 
 def _home(thing: Any, package: str) -> str:
-    """The package an object comes from; built-in ones often do not say, and are the module's own."""
+    """Return the package of an object; one without this information, as many built-in ones, counts as the
+    module's own."""
     owner = getattr(thing, "__module__", None) or getattr(
         getattr(thing, "__objclass__", None), "__module__", None
     )
@@ -278,7 +284,8 @@ def _home(thing: Any, package: str) -> str:
 
 
 def _merged(objects: Iterable[tuple[Any, list[tuple[str, str]]]]) -> dict[str, _Entry]:
-    """Documents by name; objects with equal texts are one document under the plainest of their names."""
+    """Return documents by name; objects with equal texts are one document under the plainest of
+    their names."""
     by_text: dict[str, _Entry] = {}
     for thing, names in sorted(objects, key=lambda pair: _plainest(*pair)):
         name, site = _plainest(thing, names)[-2:]
@@ -292,13 +299,14 @@ def _merged(objects: Iterable[tuple[Any, list[tuple[str, str]]]]) -> dict[str, _
 
 
 def _plainest(thing: Any, names: list[tuple[str, str]]) -> tuple[bool, int, int, str, str]:
-    """Sorts first: the name an object gives itself, then few dots, short, alphabetical."""
+    """Return the sort key of an object's plainest name: the name that it has itself, then few dots, short,
+    alphabetical."""
     own = "." + str(getattr(thing, "__qualname__", None) or getattr(thing, "__name__", ""))
     return min((not name.endswith(own), name.count("."), len(name), name, site) for name, site in names)
 
 
 def _read(docstring: str) -> tuple[str, str]:
-    """A docstring's text without examples, references and links; and the links."""
+    """Return a docstring's text without examples, references and links, and the links."""
     text = inspect.cleandoc(docstring)
     headings = list(_HEADING.finditer(text))
     ends = [*(heading.start() for heading in headings), len(text)]
@@ -318,7 +326,8 @@ def _sorted_set(match: re.Match[str]) -> str:
 
 
 def _aliases(entries: Mapping[str, _Entry]) -> dict[str, str]:
-    """Every way to name a document: all full names, and per package endings that only one has."""
+    """Return documents by all their names: full names and, per package, endings that only one
+    document has."""
     alias = {name: entry.name for entry in entries.values() for name in entry.names}
     endings: dict[str, set[str]] = defaultdict(set)
     for name, target in alias.items():
@@ -329,7 +338,7 @@ def _aliases(entries: Mapping[str, _Entry]) -> dict[str, str]:
 
 
 def _linked(entry: _Entry, alias: Mapping[str, str]) -> Iterator[str]:
-    """The documents that an entry's *See Also* sections name."""
+    """Yield the documents that an entry's *See Also* sections name."""
     for name, section in entry.see_also:
         for target in _targets(section):
             for spelling in _spellings(target, [name, *entry.names]):
@@ -339,7 +348,7 @@ def _linked(entry: _Entry, alias: Mapping[str, str]) -> Iterator[str]:
 
 
 def _targets(section: str) -> Iterator[str]:
-    """What stands before the colon of every unindented line: `name, other : what they do`."""
+    """Yield the names before the colon of every unindented line: `name, other : what they do`."""
     lines = inspect.cleandoc("\n" + section).splitlines()
     for line in lines:
         if line[:1].strip():
@@ -351,7 +360,7 @@ def _targets(section: str) -> Iterator[str]:
 
 
 def _spellings(target: str, names: Iterable[str]) -> Iterator[str]:
-    """Full names that a target may mean, read from within the modules that hold the names."""
+    """Yield full names that a target may mean, relative to the modules of the given names."""
     target = "numpy" + target[2:] if target.startswith("np.") else target
     yield target
     package = ""
@@ -365,7 +374,8 @@ def _spellings(target: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def _queries(bodies: Mapping[str, str]) -> dict[str, str]:
-    """The query of every document that makes a good one: three content words, shared with no other."""
+    """Return the queries of documents that have a good one: three content words, and equal to no
+    other query."""
     texts = {name: _query(name, bodies[name]) for name in sorted(bodies)}
     enough = tokenise(texts.values()).lengths >= 3
     shared = Counter(text.lower() for text in texts.values())
@@ -377,7 +387,7 @@ def _queries(bodies: Mapping[str, str]) -> dict[str, str]:
 
 
 def _query(name: str, body: str) -> str:
-    """The first sentence without markup and without the words of the object's own name."""
+    """Return the first sentence without markup and without the words of the object's own name."""
     paragraphs = (" ".join(part.split()) for part in re.split(r"\n\s*\n", body))
     prose = (part for part in paragraphs if not _SIGNATURE.fullmatch(part) and not part.startswith(".. "))
     sentence = _SENTENCE_END.split(next(prose, ""), maxsplit=1)[0]
@@ -403,7 +413,8 @@ def _stems(words: Iterable[str]) -> set[str]:
 
 
 def _judgements(links: Iterable[tuple[str, str]], queries: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Grade 2 where both documents link each other, 1 where one does; for the queries' documents."""
+    """Return judgements of the queries' documents: grade 2 if both documents link each other, 1 if
+    one does."""
     grades: dict[str, dict[str, int]] = {query: {} for query in queries}
     for a, b in links:
         for source, target in ((a, b), (b, a)):
@@ -413,7 +424,8 @@ def _judgements(links: Iterable[tuple[str, str]], queries: Iterable[str]) -> dic
 
 
 def _split(names: list[str], links: list[tuple[str, str]], queries: list[str]) -> list[str]:
-    """The split of every query; those whose documents are linked, however distantly, stay together."""
+    """Return the split of every query; queries whose documents are linked, however distantly, stay
+    together."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -427,7 +439,7 @@ def _split(names: list[str], links: list[tuple[str, str]], queries: list[str]) -
 
 
 def _silo_names(sites: list[str], homes: IntArray, silos: int) -> tuple[str, ...]:
-    """Every silo goes by the theme of its largest sub-package."""
+    """Return the name of every silo, after the theme of its largest sub-package."""
     names = []
     for silo in range(silos):
         sizes = Counter(site for site, home in zip(sites, homes.tolist(), strict=True) if home == silo)

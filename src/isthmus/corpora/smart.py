@@ -1,6 +1,6 @@
 """The classic SMART test collections: cran, cisi, med, npl, time and adi.
 
-Each is a folder with a file of documents, one of queries and one of judgements. What was decided:
+Each is a folder with a file of documents, one of queries and one of judgements. The rules are:
 
 - Documents keep title and abstract; authors, bibliography and cross-references are left out. cran's abstracts
   begin with their title, as they stand. Documents without any text (two in cran) are kept: they have an id.
@@ -8,9 +8,9 @@ Each is a folder with a file of documents, one of queries and one of judgements.
 - cran numbers its judgements by the position of the query, not by the number the query file gives, and grades
   from 1 (best) to 4 (of minimum interest): Isthmus's grade is 5 minus that, so that more is better. Its 225
   judgements of -1, one a query, are unexplained and left out; any other code is an error.
-- time judges documents by position, too, but in a list of 425, of which its file has 423: two are lost after
-  the 370th (before it a relevant document ranks high where its number says, after it two places before;
-  nobody judged the next six). So ids go on from 373 there. Of its two lists of judgements TIME.REL is read.
+- time judges documents by position, too, but in a list of 425, of which its file has 423: two are missing
+  after the 370th (up to it relevant documents rank high at their number, after it at two less; the next six
+  have no judgements). So ids continue from 373 there. Of its two lists of judgements TIME.REL is read.
 - The other collections judge only what is relevant: grade 1.
 """
 
@@ -29,7 +29,7 @@ from isthmus.tables import Block, Corpus, Documents, Qrels, Queries, read_all
 
 Fields = dict[str, str]
 Record = tuple[int, Fields]
-"""The line where it begins, and its sections."""
+"""The line where a record begins, and its sections."""
 
 Judgement = tuple[int, str, str, int]
 """Line, query, document, grade."""
@@ -49,12 +49,13 @@ class Layout:
 
 
 def layout_of(folder: Path) -> str | None:
-    """The name of the collection that a folder holds, told by its file of documents."""
+    """Return the name of the collection in a folder, recognised by its file of documents; None if there is
+    none."""
     return next((name for name, layout in LAYOUTS.items() if (folder / layout.documents).is_file()), None)
 
 
 def read(folder: Path) -> Corpus:
-    """The collection in a folder."""
+    """Read the collection in a folder."""
     name = layout_of(folder)
     if name is None:
         raise DataError("no SMART collection in the folder", file=folder, cure=f"known: {', '.join(LAYOUTS)}")
@@ -101,7 +102,8 @@ _CURE = "get the collection's files again"
 
 
 def _marked(block: Block) -> Iterator[Record]:
-    """Records that begin `.I number` and have sections `.T`, `.W` …; a repeated section continues."""
+    """Yield records that begin with `.I number` and have sections `.T`, `.W` …; a repeated section
+    continues."""
     record: Fields = {}
     begun, section = 0, ""
     for line, text in block.lines():
@@ -121,7 +123,7 @@ def _marked(block: Block) -> Iterator[Record]:
 
 
 def _numbered(block: Block) -> Iterator[Record]:
-    """npl: a number on a line of its own, the text, a slash on a line of its own."""
+    """Yield the records of npl: a number on a line of its own, the text, a slash on a line of its own."""
     for begun, number, lines in _npl_items(block):
         yield begun, {"I": number, "W": "\n".join(text for _, text in lines)}
 
@@ -144,7 +146,8 @@ def _npl_items(block: Block) -> Iterator[tuple[int, str, list[tuple[int, str]]]]
 
 
 def _starred(block: Block) -> Iterator[Record]:
-    """time: `*TEXT …` or `*FIND …` begins an item; `*STOP` ends the file. Items go by position."""
+    """Yield the records of time, numbered by position: `*TEXT …` or `*FIND …` begins one; `*STOP` ends the
+    file."""
     begun, number, lines = 0, 0, list[str]()
     for line, raw in block.lines():
         text = raw.decode()
@@ -164,7 +167,7 @@ def _starred(block: Block) -> Iterator[Record]:
 
 
 def _columns(query: int, document: int, grade: int | None = None) -> Callable[[Block], Iterator[Judgement]]:
-    """One judgement a line, in these columns; cran's column of grades counts down from 5."""
+    """Return a reader of one judgement per line, in these columns; cran's codes become grades as 5 − code."""
 
     def judged(block: Block) -> Iterator[Judgement]:
         for line, text in block.lines():
@@ -183,7 +186,7 @@ def _columns(query: int, document: int, grade: int | None = None) -> Callable[[B
 
 
 def _lists(block: Block) -> Iterator[Judgement]:
-    """time: a query and then all its relevant documents, on one line."""
+    """Yield the judgements of time: a query and then all its relevant documents, on one line."""
     for line, text in block.lines():
         yield from _relevant(block, line, *text.decode().split())
 

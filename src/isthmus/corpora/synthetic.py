@@ -1,11 +1,11 @@
-"""Data from nothing: feature rows that behave like MSLR's.
+"""Synthetic feature rows that behave like MSLR's.
 
-A hidden world stands behind them: every document has eight traits for its query, every
-query a few of its own. Some traits make a document relevant, by a rule that no linear score can follow
-(`_relevance`); features are blurred, bent, cut and rescaled views of the traits, some speak of the query
-alone, and some of nothing. Rows are drawn in blocks from named streams: the first hundred queries are the
-same whether one asks for a hundred or a million, and a fold as large as MSLR-WEB10K's goes to disk while
-it is made.
+They come from a model with hidden traits: every document has eight for its query, and every query a few of
+its own. Some traits make a document relevant, by a rule that no linear score can follow (`_relevance`).
+Features are noisy, nonlinear, clipped and rescaled views of the traits; some depend on the query alone, and
+some are pure noise. Rows are drawn in blocks from named streams: the first hundred queries are the same
+whether a hundred or a million are drawn, and a fold as large as MSLR-WEB10K's is written to disk while it is
+made.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ Floats = NDArray[np.float32]
 Rng = np.random.Generator
 
 FORMAT = 1
-"""Goes up whenever the same arguments would give other data."""
+"""Version of the data, raised whenever the same arguments would give other data."""
 
 GRADE_SHARES = (0.52, 0.32, 0.13, 0.02, 0.01)
-"""How common the grades 0 to 4 are, about as in MSLR."""
+"""The shares of the grades 0 to 4, about as in MSLR."""
 
 NOISE = 2.2
-"""How much of a document's relevance nothing explains, in units of one trait."""
+"""Standard deviation of the unexplained part of a document's relevance, in units of one trait."""
 
 TRAITS, QUERY_TRAITS = 8, 3
 BLOCK = 100
-"""Queries drawn at once."""
+"""The number of queries drawn at once."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A world, and how many queries each of `SPLITS` has."""
+    """A world, and the number of queries in each of `SPLITS`."""
 
     world: SyntheticWorld
     queries: tuple[int, int, int]
@@ -54,7 +54,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class SyntheticWorld:
-    """What all splits have in common: how traits become features and grades.
+    """The model that all splits have in common: how traits become features and grades.
 
     Another `fold` has other queries in the same world, another `seed` is another world.
     """
@@ -82,9 +82,9 @@ class SyntheticWorld:
         return self._table(queries, split, frozen(features), frozen(grades))
 
     def mapped(self, path: Path, queries: int, split: Split = "train") -> Letor | None:
-        """A table of `queries` queries mapped from a file, which is written first if it is not there.
+        """Return a table of `queries` queries mapped from a file, which is written first if it is not there.
 
-        None if the file cannot be written.
+        Returns None if the file cannot be written.
         """
         about = {"format": FORMAT, "queries": queries, "split": split, **asdict(self)}
         opened = open_columns(path)
@@ -114,7 +114,8 @@ class SyntheticWorld:
         write_columns(path, columns, about)
 
     def blocks(self, queries: int, split: Split = "train") -> Iterator[Letor]:
-        """The table a hundred queries at a time, for `write_letor` and others who need not hold it whole."""
+        """Yield the table a hundred queries at a time, for `write_letor` and other code that need not hold it
+        whole."""
         names = query_names(queries, split)
         # a whole block is drawn even where its last queries are not asked for: so a prefix is a prefix
         offsets = self._offsets(queries + -queries % BLOCK, split)
@@ -155,7 +156,7 @@ class SyntheticWorld:
 
     @cached_property
     def _cuts(self) -> NDArray[Any]:
-        """Where relevance becomes the next grade, so that the grades have their shares."""
+        """Thresholds of relevance between the grades, such that the grades have their shares."""
         rng = self._streams("grades")
         traits = _traits(np.full(3_000, 60), rng)
         drawn = _relevance(traits) + NOISE * rng.standard_normal(len(traits), dtype=np.float32)
@@ -167,11 +168,11 @@ FOLDS = {
     "synthetic": Plan(SyntheticWorld(), (1_000, 300, 300)),
     "synthetic-mslr": Plan(SyntheticWorld(documents=120, varying=True), (6_000, 2_000, 2_000)),
 }
-"""The folds that go by a name; `synthetic-mslr` has the size of one of MSLR-WEB10K's."""
+"""The named folds; `synthetic-mslr` has the size of one of MSLR-WEB10K's."""
 
 
 def load_synthetic(name: str, split: Split = "train", *, fold: int = 0) -> Letor:
-    """One split of a named fold, made once and then mapped from the cache folder."""
+    """Return one split of a named fold, made once and then mapped from the cache folder."""
     plan = _plan(name)
     world, queries = replace(plan.world, fold=fold), plan.queries[SPLITS.index(split)]
     try:
@@ -191,13 +192,13 @@ def _plan(name: str) -> Plan:
 
 
 def query_names(queries: int, split: Split) -> tuple[str, ...]:
-    """Numbers, as readers of LETOR files expect, that no two splits share."""
+    """Return query ids: numbers, as readers of LETOR files expect, that no two splits share."""
     first = 1 + 10_000_000 * SPLITS.index(split)
     return tuple(map(str, range(first, first + queries)))
 
 
 def _traits(lengths: IntArray, rng: Rng) -> Floats:
-    """The traits of every row: its document's, then its query's, the last of which no feature shows.
+    """Return the traits of every row: its document's, then its query's, the last of which is in no feature.
 
     Documents of one query resemble each other: a fifth of a trait's variance is the query's.
     """
@@ -209,9 +210,11 @@ def _traits(lengths: IntArray, rng: Rng) -> Floats:
 
 
 def _relevance(traits: Floats) -> Floats:
-    """What makes a document relevant: two traits that help by themselves, one of two as the query's kind
-    demands, one that only counts together with another, one best in the middle. How rich the query is in
-    relevant documents no feature tells, so grades compare within a query only.
+    """Return the relevance of every row without noise.
+
+    Two traits help by themselves, one of two others as the query's kind demands, one counts only together
+    with another, and one is best in the middle. The query's share of relevant documents is in no feature, so
+    grades compare only within a query.
     """
     a, b, c, d, e, f = traits[:, :6].T
     kind, riches = traits[:, TRAITS], traits[:, -1]
@@ -222,12 +225,14 @@ def _relevance(traits: Floats) -> Floats:
 
 
 class _Views:
-    """The features: each a mixture of traits, blurred, bent, sometimes lacking, on a scale of its own."""
+    """The features: each a mixture of traits with noise, nonlinear, sometimes missing, on a scale of
+    its own."""
 
     SHOWS = "ddddqddndn"
-    """What every ten features show: the document (d), the query alone (q), nothing (n)."""
+    """The content of every ten features: the document (d), the query alone (q), noise (n)."""
     PARTS = 5
-    """Body, anchor, title, URL and the whole: a page may lack any of them, and some features are then 0."""
+    """Parts of a page: body, anchor, title, URL and the whole. A page may lack any, and some features are
+    then 0."""
 
     def __init__(self, width: int, rng: Rng) -> None:
         shows = np.array([self.SHOWS[at % 10] for at in range(width)])
@@ -245,7 +250,7 @@ class _Views:
         self.scale = (10 ** rng.uniform(-1, 3, size=width)).astype(np.float32)
 
     def of(self, traits: Floats, rng: Rng) -> Floats:
-        """The features of rows with these traits."""
+        """Return the features of rows with these traits."""
         values = rng.standard_normal((len(traits), self.mix.shape[1]), dtype=np.float32)
         values *= self.blur
         values += traits[:, :-1] @ self.mix

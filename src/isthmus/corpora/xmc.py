@@ -4,8 +4,8 @@
     3,17 0:1.5 8:0.25 …      a row: its labels, separated by commas (none: the line begins with a space),
                              then feature:value pairs; both count from 0
 
-Files are read block by block, compressed ones too, and nothing larger than a block and the result is held;
-`stream_xmc` holds no more than one batch. Label names come from a second file with a line per label.
+Files are read block by block, compressed ones too, and memory holds no more than a block and the result;
+with `stream_xmc`, no more than one batch. Label names come from a second file with a line per label.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from isthmus.errors import DataError
 from isthmus.tables import Block, read_blocks, replacing
 
 MOST = 10**9
-"""Rows, features or labels that a header may promise."""
+"""The largest number of rows, features or labels in a header."""
 BATCH = 10_000
-"""Rows of a batch."""
+"""The number of rows of a batch."""
 LARGEST = float(np.finfo(np.float32).max)
 Line = tuple[Block, int, bytes]
-"""The block that a line is from, its number and its text."""
+"""The block of a line, its number and its text."""
 
 _HEADER = re.compile(rb"\s*(\d{1,12})\s+(\d{1,12})\s+(\d{1,12})\s*")
 _DIGITS = r"\d{1,40}+"  # all numbers of a block are as wide as its longest
@@ -40,12 +40,12 @@ _CURE = "a row is: label,label feature:value feature:value"
 
 @dataclass(frozen=True, eq=False)
 class SparseRows:
-    """Rows × features, and which labels are right for each row, rows × labels; both SciPy CSR arrays."""
+    """Rows × features, and rows × labels for the right labels of each row; both SciPy CSR arrays."""
 
     features: Any
     labels: Any
     names: tuple[str, ...] = ()
-    """What the labels are called; none where they go by their number."""
+    """The names of the labels; empty if they are named by number."""
 
     def __len__(self) -> int:
         return int(self.features.shape[0])
@@ -53,7 +53,7 @@ class SparseRows:
 
 @dataclass(frozen=True)
 class Header:
-    """How many rows, features and labels a file says it has."""
+    """The numbers of rows, features and labels that a file declares."""
 
     rows: int
     features: int
@@ -63,7 +63,7 @@ class Header:
 def read_xmc(
     path: str | os.PathLike[str], *, label_names: str | os.PathLike[str] | None = None
 ) -> SparseRows:
-    """All rows of a file; `label_names` is a file with a line per label."""
+    """Read all rows of a file; `label_names` is a file with a line per label."""
     from scipy.sparse import vstack
 
     header = read_header(path)
@@ -77,12 +77,13 @@ def read_xmc(
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """The first line of a file."""
+    """Read the first line of a file."""
     return _header(next(read_blocks(path, size=1 << 16)))
 
 
 def stream_xmc(path: str | os.PathLike[str], *, batch: int = BATCH) -> Iterator[SparseRows]:
-    """The rows of a file, so many at a time, in order."""
+    """Yield the rows of a file in order, `batch` at a time. Raises DataError if the header's count
+    is wrong."""
     blocks = read_blocks(path)
     first = next(blocks)
     header = _header(first)
@@ -109,7 +110,7 @@ def stream_xmc(path: str | os.PathLike[str], *, batch: int = BATCH) -> Iterator[
 
 
 def write_xmc(path: str | os.PathLike[str], batches: Iterable[SparseRows], *, rows: int) -> None:
-    """Write batches as one file of so many rows; the file is there whole or not at all."""
+    """Write batches to one file, whole or not at all. Raises DataError if they have not `rows` rows."""
     count = 0
     with replacing(path) as stream:
         for at, batch in enumerate(batches):
@@ -123,7 +124,7 @@ def write_xmc(path: str | os.PathLike[str], batches: Iterable[SparseRows], *, ro
 
 
 def read_label_names(path: str | os.PathLike[str], labels: int) -> tuple[str, ...]:
-    """A name a line, in the labels' order."""
+    """Read one name per line, in the labels' order. Raises DataError if there are not as many as labels."""
     lines = b"".join(block.data for block in read_blocks(path)).split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -135,7 +136,8 @@ def read_label_names(path: str | os.PathLike[str], labels: int) -> tuple[str, ..
 
 
 def _lines(block: Block) -> Iterator[tuple[int, bytes]]:
-    """Every line with its number; a row without labels and features is an empty line, so they count."""
+    """Return every line with its number, also empty ones: a row without labels and features is an
+    empty line."""
     lines = block.data.split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -180,7 +182,7 @@ def _parsed(lines: list[Line], header: Header) -> SparseRows:
 
 
 def _numbers(text: bytes) -> FloatArray:
-    """Numbers separated by spaces, already known to be numbers."""
+    """Parse numbers separated by spaces, already checked to be numbers."""
     return np.array(text.split(), dtype=np.bytes_).astype(np.float64)
 
 
@@ -189,7 +191,7 @@ def _ends(counts: IntArray) -> IntArray:
 
 
 def _check_range(numbers: FloatArray, counts: IntArray, size: int, what: str, lines: list[Line]) -> None:
-    """Every number is below the header's."""
+    """Raise DataError unless every number is below the header's."""
     beyond = np.flatnonzero(numbers >= size)
     if len(beyond):
         problem = f"{what} {numbers[beyond[0]]:.0f}, but the header says {size:,}, counted from 0"
@@ -197,13 +199,13 @@ def _check_range(numbers: FloatArray, counts: IntArray, size: int, what: str, li
 
 
 def _error(lines: list[Line], counts: IntArray, item: int, problem: str, cure: str) -> DataError:
-    """About the line that an item is from."""
+    """Return a DataError about the line of an item."""
     block, number, text = lines[int(np.searchsorted(counts.cumsum(), item, "right"))]
     return block.error(problem, number, text[:80], cure)
 
 
 def _written(batch: SparseRows) -> Iterator[str]:
-    """A line per row; values in the fewest digits that read as the same number."""
+    """Yield a line per row; values have the fewest digits that read as the same number."""
     features, labels = batch.features, batch.labels
     values = features.data.astype(np.float32).astype(str).tolist()
     columns, label_columns = features.indices.tolist(), labels.indices.tolist()

@@ -1,7 +1,7 @@
-"""The ways to train on pairs across silos, side by side on the built-in world.
+"""The ways to train on pairs across silos, side by side on the built-in collection.
 
-A chapter of the demonstration. Documents of other silos are seen through what these release; judged pairs lie
-inside silos alone.
+This is a chapter of the demonstration. Documents of other silos are seen through their releases; judged pairs
+lie inside silos alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from isthmus.report import Estimate, Table
 from isthmus.tables import Corpus
 
 Values = Mapping[str, FloatArray]
-"""By way, nDCG@10 of every test query; the mean over silos where each has a model of its own."""
+"""nDCG@10 of every test query, by way; the mean over silos if each has its own model."""
 
 QUERIES = 160
 SHOWN = {
@@ -48,7 +48,7 @@ class CotrainingStory:
 
 
 def tell(*, seed: int = 0) -> CotrainingStory:
-    """Release, train every way, and compare on test queries."""
+    """Release counts, train in every way, and compare on test queries."""
     streams = Streams(seed).under("cross-silo", "pydocs")
     releasing = Releasing(reader="shrink", width=8192)
     silos = CrossSilos(_sampled(load("pydocs"), streams), streams, releasing)
@@ -59,7 +59,7 @@ def tell(*, seed: int = 0) -> CotrainingStory:
 
 
 def _sampled(corpus: Corpus, streams: Streams) -> Corpus:
-    """The collection with some of its judged queries."""
+    """Return the collection with a sample of its judged queries."""
     judged = np.array([query in corpus.qrels for query in corpus.queries.ids], dtype=bool)
     queries = corpus.queries.take(judged)
     chosen = np.sort(streams("queries").permutation(len(queries))[:QUERIES])

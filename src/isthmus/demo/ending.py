@@ -1,4 +1,4 @@
-"""What the federation came to: what learning gained, how honest probabilities are, and what left."""
+"""The end of the demonstration: gain from learning, calibration of probabilities, and releases."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ KINDS = {
     ("query text", False): "judged queries",
     ("feedback", False): "ids of judged documents",
 }
-"""What a ledger's kinds are here, with an ε or without."""
+"""Names, for readers, of a ledger's kinds of release, with an ε or without."""
 MEASURE = "nDCG@10 (how good the first ten hits are, from 0 to 1)"
 NEAR = (0.75, 0.85)
-"""Probabilities that people would call 0.8."""
+"""Range of probabilities that people would call 0.8."""
 
 
 def sections(outcome: SearchOutcome) -> tuple[Section, ...]:
-    """The end of the story, the result first."""
+    """Return the sections at the end of the story, the result first."""
     return (_gained(outcome), _honest(outcome), _nobodys(outcome), _left(outcome))
 
 
 def report_sections(outcome: SearchOutcome) -> tuple[Section, ...]:
-    """The same for a page that is sent on: what was searched, and two plots."""
+    """Return the sections for a page to be sent on, with a description of the silos and two plots."""
     gained, honest, nobodys, left = sections(outcome)
     curve = reliability(np.array(outcome.probabilities), outcome.right)
     promised = "Of hits shown with about this probability, how many were right; on the diagonal the two agree"
@@ -57,7 +57,7 @@ def _searched(outcome: SearchOutcome) -> Section:
 
 
 def _changes(outcome: SearchOutcome) -> Plot:
-    """What every query gained or lost, sorted."""
+    """Plot the change of every query, sorted."""
     changes = np.sort(np.array(outcome.after) - np.array(outcome.before))[::-1]
     places = np.arange(1, len(changes) + 1)
 
@@ -77,7 +77,7 @@ def _changes(outcome: SearchOutcome) -> Plot:
 
 
 def figures(outcome: SearchOutcome) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the results as a mapping, for programs."""
     probabilities, single = np.array(outcome.probabilities), np.array(outcome.single)
     record: dict[str, Any] = outcome.learned["record"]
     return {
@@ -99,7 +99,7 @@ def figures(outcome: SearchOutcome) -> dict[str, Any]:
 
 
 def headline(outcome: SearchOutcome) -> str:
-    """Learning in one sentence."""
+    """Summarise the effect of learning in one sentence."""
     gain = _difference(outcome)
     before, after = np.mean(outcome.before), np.mean(outcome.after)
     record: dict[str, Any] = outcome.learned["record"]

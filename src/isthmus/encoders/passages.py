@@ -1,8 +1,8 @@
-"""Long documents as passages that an encoder reads whole.
+"""Long documents as passages that an encoder can read whole.
 
-A passage ends with a sentence where one ends in its second half. The next begins with a sentence shortly
-before that end, so that neighbours overlap a little. The title goes in front of every passage. The same text
-and encoder give the same spans everywhere and at any time.
+A passage ends with a sentence if one ends in its second half. The next one begins with a sentence shortly
+before that end, so that neighbours overlap a little. The title is put in front of every passage. The same
+text and encoder always give the same spans.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _OVERLAP = 8  # and this part of a passage was in the one before it
 
 
 def split_passages(encoder: Encoder, title: str, body: str) -> list[Span]:
-    """Spans of the body, in characters, ascending; one, of all of it, where the encoder reads all at once."""
+    """Spans of the body, in characters, ascending; a single span of everything if the encoder can read it at
+    once."""
     limit = encoder.limit
     if limit is None or len(title) + len(body) < limit:  # a token has a character at least
         return [(0, len(body))]
@@ -41,7 +42,7 @@ def split_passages(encoder: Encoder, title: str, body: str) -> list[Span]:
 
 
 def _cuts(count: int, room: int, sentences: IntArray) -> list[Span]:
-    """Spans of tokens, at most `room` each, between ends of sentences or, failing those, anywhere."""
+    """Spans of at most `room` tokens, cut at ends of sentences or, without any, anywhere."""
     cuts: list[Span] = []
     start = 0
     while start + room < count:
@@ -55,13 +56,13 @@ def _cuts(count: int, room: int, sentences: IntArray) -> list[Span]:
 
 
 def _last(sentences: IntArray, least: int, most: int) -> int:
-    """The last end of a sentence in (least, most]; 0 if none is there."""
+    """The last end of a sentence in (least, most]; 0 if there is none."""
     at = int(np.searchsorted(sentences, most, side="right")) - 1
     return int(sentences[at]) if at >= 0 and sentences[at] > least else 0
 
 
 def passage_texts(encoder: Encoder, title: str, body: str, spans: Sequence[Span]) -> list[str]:
-    """What is encoded for these spans: the title, cut to its part of the limit, and the passage."""
+    """The texts to encode for these spans: the title, cut to its share of the limit, and the passage."""
     if title and encoder.limit is not None and len(title) >= encoder.limit // _TITLE:
         tokens = encoder.token_spans(title)[: encoder.limit // _TITLE]
         title = title[: int(tokens[-1][1])] if len(tokens) else ""

@@ -1,7 +1,7 @@
-"""Encoders that are added by name: files by hash, licence, how they are used, where they can be had.
+"""Encoders that can be added by name: their files by hash, licence, use and sources.
 
-The files are the publisher's. Packages that happen to carry them are further sources: they are downloaded
-from the configured package index, unpacked and never imported or installed.
+The files are the publisher's. Packages that happen to contain them are further sources: they are downloaded
+from the configured package index and unpacked, never imported or installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from isthmus.encoders.folders import CONFIG, MODEL, TOKENIZER, WEIGHTS, Descript
 
 @dataclass(frozen=True)
 class PinnedFile:
-    """A file's hash and size: nothing else is read."""
+    """A file's hash and size; any other file is refused."""
 
     sha256: str
     size: int
@@ -22,14 +22,14 @@ class PinnedFile:
 
 @dataclass(frozen=True)
 class PresetSource:
-    """Where files are: below an address of the publisher's, or in a wheel that a package index has."""
+    """A source of files: below a URL of the publisher, or in a wheel of a package index."""
 
     base: str
     package: str = ""
-    """The requirement of the wheel; empty for an address."""
+    """The requirement that names the wheel; empty for a URL."""
 
     def path(self, file: str) -> str:
-        """The address of a file, or its name in the wheel."""
+        """The URL of a file, or its name in the wheel."""
         return f"{self.base}/{file}"
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class PresetSource:
 
 @dataclass(frozen=True)
 class Preset:
-    """What `isthmus encoder add NAME` brings, from the first source that has it."""
+    """An encoder that `isthmus encoder add NAME` adds, from the first source that has it."""
 
     title: str
     description: Description

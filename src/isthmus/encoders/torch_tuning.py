@@ -1,17 +1,18 @@
 """Fine-tuning of a transformer with torch. A program for another Python: `python torch_tuning.py FOLDER`.
 
-Nothing of Isthmus is imported here and Isthmus imports nothing of this: `tuning.py` writes the folder, has an
-interpreter that has torch, transformers and safetensors run this file, and makes the ONNX graph afterwards.
+It imports nothing of Isthmus and Isthmus imports nothing of it: `tuning.py` writes the folder, has an
+interpreter with torch, transformers and safetensors run this file, and builds the ONNX graph afterwards.
 
     job.json          in: settings, label texts, training and validation texts with their labels
-    checkpoint.pt     after every epoch, and every minute: the same command goes on from there
+    checkpoint.pt     after every epoch, and every minute: the same command continues from there
     best.pt           the weights of the best epoch so far
     model/            out, when all is done: config.json, model.safetensors; probe.json, vectors to compare
 
-The loss is NT-Xent over a batch: with unit vectors, temperature τ, and P(a) what shares a label with a,
+The loss is NT-Xent over a batch: with unit vectors, temperature τ, and P(a) the items that share a label
+with a,
     −mean over a of mean over p ∈ P(a) of log(exp(a·p/τ) / Σ_b exp(a·b/τ)),
-for texts against labels and labels against texts, halved, and for texts against the other texts. Lines of
-JSON on stdout say how far it is.
+for texts against labels and labels against texts, halved, and for texts against the other texts. Progress is
+reported as lines of JSON on stdout.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from transformers import AutoModel
 
 CHECKPOINT, BEST, MODEL = "checkpoint.pt", "best.pt", "model"
 WINDOW = 8
-"""Batches whose texts are dealt by length, so that little is padded."""
+"""Number of batches among which texts are sorted by length, so that there is little padding."""
 PROBES = 8
 MOST_HIDDEN = 2 << 30
-"""Bytes of vectors behind layers that are not tuned that are kept in memory."""
+"""Maximum bytes of frozen layers' output vectors that are kept in memory."""
 
 
 def say(**facts: Any) -> None:
-    """One line of progress for whoever started this."""
+    """Print one line of progress for the calling process."""
     print(json.dumps(facts), flush=True)
 
 
 def write(value: Any, path: Path) -> None:
-    """A file that is there whole or not at all."""
+    """Write a file by torch, atomically."""
     part = path.with_name(f".{path.name}.part")
     torch.save(value, part)
     with open(part, "rb") as stream:
@@ -56,7 +57,7 @@ def write(value: Any, path: Path) -> None:
 class Texts:
     """Tokenised texts, padded to the longest of those that are read together.
 
-    `hidden` are a text's vectors behind the layers that are not tuned, once they are known.
+    `hidden` has the texts' token vectors after the frozen layers, once they are computed.
     """
 
     def __init__(self, texts: list[str], tokenizer: Tokenizer, limit: int, padding: int) -> None:
@@ -67,7 +68,7 @@ class Texts:
         self.hidden: list[Tensor] = []
 
     def inputs(self, rows: list[int]) -> dict[str, Tensor]:
-        """What a model reads: numbers of tokens, or their vectors, and which of them are no padding."""
+        """Inputs for a model: token numbers, or their vectors if `hidden` is set, and the attention mask."""
         lengths = torch.tensor([len(self.ids[row]) for row in rows])
         mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
         if self.hidden:
@@ -78,7 +79,7 @@ class Texts:
 
     @torch.no_grad()
     def read(self, model: torch.nn.Module) -> None:
-        """Keep the vectors of all tokens that a model without its upper layers gives."""
+        """Store the token vectors from a model that has only the frozen lower layers."""
         hidden: dict[int, Tensor] = {}
         for rows in self.by_length():
             states = model(**self.inputs(rows)).last_hidden_state
@@ -90,7 +91,7 @@ class Texts:
         return [order[at : at + size] for at in range(0, len(order), size)]
 
     def batches(self, size: int, seed: int) -> list[list[int]]:
-        """All rows once, in an order that the seed decides; texts of a batch are of similar length."""
+        """All rows once, in an order that depends on the seed; texts of a batch have similar lengths."""
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self.ids), generator=generator).tolist()
         batches: list[list[int]] = []
@@ -102,7 +103,7 @@ class Texts:
 
 
 def contrast(logits: Tensor, same: Tensor, apart: Tensor | None = None) -> Tensor:
-    """NT-Xent of rows against columns; `same` is what belongs together, `apart` what is left out."""
+    """NT-Xent of rows against columns; `same` marks positive pairs, `apart` pairs that are left out."""
     if apart is not None:
         logits, same = logits.masked_fill(apart, -1e9), same & ~apart
     logarithms = torch.log_softmax(logits, dim=1)
@@ -112,14 +113,14 @@ def contrast(logits: Tensor, same: Tensor, apart: Tensor | None = None) -> Tenso
 
 
 class Passed(torch.nn.Module):
-    """In the place of embeddings: vectors that are there already."""
+    """A replacement for the embedding layer that passes precomputed vectors through."""
 
     def forward(self, *, inputs_embeds: Tensor, **_: Any) -> Tensor:
         return inputs_embeds
 
 
 class Tuning:
-    """A model, its optimiser and where it stands; `run` goes on until it is done."""
+    """A model, its optimiser and the progress of its tuning; `run` continues until it is done."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.owner = folder, os.getppid()
@@ -161,7 +162,8 @@ class Tuning:
         return AutoModel.from_pretrained(self.base, local_files_only=True, dtype=torch.float32)
 
     def freeze(self, below: int) -> None:
-        """Layers up to this one stay as they are; what they make of texts is computed once, if it fits."""
+        """Freeze the layers up to this one; their output for all texts is computed once, if it fits in
+        memory."""
         began, everything = time.monotonic(), (self.labels, *self.parts.values())
         tokens = sum(len(ids) for texts in everything for ids in texts.ids)
         if 4 * tokens * self.model.config.hidden_size > MOST_HIDDEN:
@@ -193,7 +195,7 @@ class Tuning:
         return normalize((hidden * weights).sum(dim=1) / weights.sum(dim=1), dim=1)
 
     def step_loss(self, rows: list[int]) -> Tensor:
-        """NT-Xent of a batch: texts and the labels they carry, and texts among themselves."""
+        """NT-Xent of a batch: texts against their labels, and texts against one another."""
         right = self.right["train"][rows]
         columns = torch.nonzero(right.any(dim=0)).flatten().tolist()
         texts, labels = self.vectors(self.parts["train"], rows), self.vectors(self.labels, columns)
@@ -214,7 +216,8 @@ class Tuning:
         return torch.cat([self.vectors(texts, rows) for rows in batches])[back]
 
     def validate(self) -> dict[str, float]:
-        """Mean reciprocal rank of the first right label and the share of texts that have one first."""
+        """Mean reciprocal rank of the first correct label, and the share of texts with a correct label on
+        rank 1."""
         scores = self.encode(self.parts["validation"]) @ self.encode(self.labels).T
         right = self.right["validation"]
         ranks = torch.argsort(scores, dim=1, descending=True, stable=True)
@@ -257,7 +260,7 @@ class Tuning:
 
     @property
     def ended(self) -> bool:
-        """All epochs are done, or so many since the best one that patience is at its end."""
+        """Whether all epochs are done, or `patience` epochs have passed since the best one."""
         done = len(self.history)
         waited = done - 1 - self.best if done else 0
         return done >= self.settings["epochs"] or waited >= self.settings["patience"]
@@ -304,7 +307,7 @@ class Tuning:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Write the best weights as transformers does, and vectors of some texts in float32."""
+        """Write the best weights in the format of transformers, and vectors of some texts in float32."""
         self.model.load_state_dict(torch.load(self.folder / BEST, weights_only=True))
         self.model.eval()
         rows = list(range(len(self.probes)))
@@ -328,7 +331,7 @@ class Tuning:
 
 
 def main() -> None:
-    """Tune what the folder in the first argument describes, on one thread unless OMP_NUM_THREADS is set."""
+    """Run the tuning in the folder given as first argument, on one thread unless OMP_NUM_THREADS is set."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     Tuning(Path(sys.argv[1])).run()
 

@@ -2,10 +2,11 @@
 
     OUT/encoder.json, model.onnx, tokenizer.json    the encoder, as `load_encoder` and `encoder add` read it
     OUT/config.json, model.safetensors, …           the same weights as sentence-transformers reads them
-    OUT/tuned_on.txt                                hashes of the texts that it learned from
-    OUT/tuning/                                     the job, its checkpoint and its log, while it is not done
+    OUT/tuned_on.txt                                hashes of the texts that it was tuned on
+    OUT/tuning/                                     the job, its checkpoint and its log, until it is done
 
-`torch_tuning.py` does the work and says how; the graph is made here, as of any BERT, and compared with torch.
+`torch_tuning.py` does the tuning and describes it; the graph is built here, as for any BERT, and compared
+with torch.
 """
 
 from __future__ import annotations
@@ -48,24 +49,24 @@ NEEDED = ("torch", "transformers", "tokenizers", "safetensors")
 PYTHON = "ISTHMUS_TORCH_PYTHON"
 WORK, JOB, RECORD = "tuning", "job.json", "tuning.json"
 ALIKE = {False: 0.999, True: 0.97}
-"""The least cosine between torch's vectors and the graph's, in float32 and in int8."""
+"""Minimum cosine between torch's vectors and the graph's, in float32 (False) and in int8 (True)."""
 
 
 @dataclass(frozen=True)
 class TuningSettings:
-    """How an encoder is tuned; the paper's where it has any, for a model a third of its size."""
+    """How an encoder is tuned; the paper's values where it states any, for a model a third of its size."""
 
     epochs: int = 5
     patience: int = 2
-    """Epochs without a better validation MRR after which it ends."""
+    """Epochs without a better validation MRR after which tuning ends."""
     batch: int = 64
     rate: float = 1e-4
     decay: float = 0.01
     temperature: float = 0.07
     texts: float = 1.0
-    """The weight of pairs of texts beside pairs of a text and a label."""
+    """Weight of the loss over pairs of texts, relative to pairs of a text and a label."""
     layers: int = 0
-    """The upper layers that are tuned; 0 for all, with the embeddings."""
+    """Number of upper layers that are tuned; 0 for all, including the embeddings."""
     max_tokens: int = 64
     seed: int = 0
 
@@ -78,13 +79,14 @@ class TuningTexts:
     labels: Sequence[Sequence[int]]
 
     def record(self) -> dict[str, Any]:
-        """As the job has them."""
+        """The texts and labels in the form of job.json."""
         return {"texts": list(self.texts), "labels": [list(map(int, each)) for each in self.labels]}
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came of it: the folder, loss and validation of every epoch, and which was the best, from 1."""
+    """The result of tuning: the folder, loss and validation of every epoch, and the best epoch, counted from
+    1."""
 
     folder: Path
     history: Sequence[Mapping[str, float]]
@@ -92,12 +94,12 @@ class Tuned:
 
     @property
     def validation(self) -> Mapping[str, float]:
-        """MRR and P@1 of the epoch whose weights were taken, the labels ranked by cosine."""
+        """MRR and P@1 of the best epoch, with labels ranked by cosine."""
         return {name: self.history[self.best - 1][name] for name in ("MRR", "P@1")}
 
     @property
     def seconds(self) -> float:
-        """The time that training and validation took."""
+        """Seconds of training and validation."""
         return float(self.history[-1]["seconds"])
 
     def record(self) -> dict[str, Any]:
@@ -107,7 +109,7 @@ class Tuned:
 
 
 def read_tuned(folder: Path) -> Tuned | None:
-    """What an earlier tuning came to; None where none has ended in this folder."""
+    """The result of a finished tuning in this folder; None if there is none."""
     record = read_json(folder / RECORD)
     return Tuned(folder, record["history"], record["best"]) if record else None
 
@@ -126,10 +128,10 @@ def tune(
 ) -> Tuned:
     """Tune the encoder of a folder, or of a preset with weights, on texts and their labels' texts.
 
-    The epoch with the best MRR on `validation` counts. The same call after a kill goes on from the last
-    checkpoint; after it has ended, it returns what there is. `report` gets what torch says of its progress.
-    Raises ConfigError without a Python that has torch, DataError for a folder with another tuning and for a
-    base without weights.
+    The epoch with the best MRR on `validation` is used. After a kill, the same call continues from the last
+    checkpoint; once tuning has ended, it returns the existing result. `report` is called with torch's
+    progress. Raises a ConfigError without a Python that has torch, and a DataError for a folder with another
+    tuning or a base without weights.
     """
     check_extra("dense", "the graph of a tuned encoder", "onnxruntime", "tokenizers", "safetensors")
     settings = settings or TuningSettings()
@@ -157,9 +159,10 @@ def tune(
 
 
 def torch_python(named: str | None = None) -> str:
-    """A Python that has torch: the one named, that of ISTHMUS_TORCH_PYTHON, or this one if it has it.
+    """The path of a Python that has torch: the named one, that of ISTHMUS_TORCH_PYTHON, or this one if it has
+    torch.
 
-    Raises ConfigError, with what makes such an environment, where there is none.
+    Raises a ConfigError, with a recipe for such an environment, if there is none.
     """
     recipe = f"python3 -m venv torch-env && torch-env/bin/pip install {' '.join(NEEDED)}"
     cure = f"an interpreter with torch: {recipe}; then --python torch-env/bin/python, or {PYTHON}"
@@ -184,7 +187,7 @@ def torch_python(named: str | None = None) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Of the other Python: nothing of this one's modules, one thread, and no way out."""
+    """The environment of the other Python: without this one's module paths, with one thread, and offline."""
     kept_out = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if name not in kept_out}
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -204,7 +207,7 @@ def _check(train: TuningTexts, validation: TuningTexts, labels: int) -> None:
 
 
 def _check_same(folder: Path, digest: str) -> None:
-    """That what is in the folder is this very tuning."""
+    """Raise a DataError if the folder contains another tuning."""
     for file in (folder / RECORD, folder / WORK / JOB):
         other = _read_large(file)
         if other and other.get("digest") != digest:
@@ -213,7 +216,7 @@ def _check_same(folder: Path, digest: str) -> None:
 
 
 def _read_large(file: Path) -> dict[str, Any]:
-    """A JSON object of our own, of any size; empty where there is none that is whole."""
+    """Read a JSON object of any size that this module wrote; empty if it is missing or damaged."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else {}
@@ -228,7 +231,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _check_base(base: str) -> None:
-    """That there are weights to tune, of a model that a graph can be made of, before any work is done."""
+    """Raise an error before any work unless the base has weights of a model that a graph can be built for."""
     folder = Path(base).expanduser()
     able = [name for name, preset in PRESETS.items() if WEIGHTS in preset.files]
     cure = f"a folder as transformers or sentence-transformers write it, or {', '.join(able)}"
@@ -243,7 +246,7 @@ def _check_base(base: str) -> None:
 
 
 def _weights(base: str, work: Path) -> tuple[Path, Description]:
-    """A folder with weights, configuration and tokeniser, and how its tokens are pooled."""
+    """A folder with weights, configuration and tokeniser, and the description of their use."""
     folder = Path(base).expanduser()
     if (preset := PRESETS.get(base)) is not None and not folder.is_dir():
         target = work / "base"
@@ -255,7 +258,8 @@ def _weights(base: str, work: Path) -> tuple[Path, Description]:
 
 
 def _run(python: str, work: Path) -> Iterator[dict[str, Any]]:
-    """What torch says, line by line; a DataError with its last words if it fails."""
+    """Run torch and yield its lines of progress. Raises a DataError with the last line of its log if it
+    fails."""
     log = work / "torch.log"
     with open(log, "ab") as errors:
         process = subprocess.Popen(
@@ -279,7 +283,8 @@ def _run(python: str, work: Path) -> Iterator[dict[str, Any]]:
 def _export(
     folder: Path, source: Path, description: Description, digest: str, texts: Sequence[str], int8: bool
 ) -> Tuned:
-    """The encoder's folder from what torch wrote: weights, graph, description; the graph is compared."""
+    """Build the encoder's folder from torch's output: weights, graph and description. The graph is compared
+    with torch."""
     written = folder / WORK / "model"
     probe = _read_large(written / "probe.json")
     for name in (WEIGHTS, CONFIG):
@@ -300,7 +305,7 @@ def _export(
 
 
 def _write_modules(folder: Path, description: Description) -> None:
-    """The files by which sentence-transformers knows pooling and limit."""
+    """Write the files from which sentence-transformers reads pooling and limit."""
     module = "sentence_transformers.models."
     kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
     modules = [
@@ -317,7 +322,7 @@ def _write_modules(folder: Path, description: Description) -> None:
 
 
 def _compare(folder: Path, probe: Mapping[str, Any], int8: bool) -> None:
-    """That the graph gives the vectors that torch gave."""
+    """Raise a DataError unless the graph gives the same vectors as torch."""
     encoder = OnnxEncoder.of(folder, max_tokens=probe["limit"])
     ours = encoder.encode(probe["texts"]).astype(np.float64)
     cosines = (ours * np.array(probe["vectors"])).sum(axis=1)

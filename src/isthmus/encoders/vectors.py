@@ -1,4 +1,4 @@
-"""What an encoder is, vectors kept on disk, and the encoder without a download: latent semantic analysis."""
+"""The encoder interface, vectors cached on disk, and latent semantic analysis, which needs no download."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Spans = NDArray[np.int64]
 
 
 class Encoder(Protocol):
-    """Anything that turns texts into unit rows. One that inherits from this needs only the first two."""
+    """Anything that turns texts into unit rows. A subclass has to define only `fingerprint` and `encode`."""
 
     @property
     def fingerprint(self) -> str:
-        """Names the vectors: equal fingerprints encode equal texts alike."""
+        """Identifies the vectors: encoders with equal fingerprints encode equal texts alike."""
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """One unit row per document (a zero row for a text it can say nothing about)."""
+        """One unit row per document (a zero row for a text without known content)."""
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """One unit row per query, in the space of the documents."""
@@ -45,15 +45,16 @@ class Encoder(Protocol):
 
     @property
     def limit(self) -> int | None:
-        """Tokens at which a document is cut, those that the encoder adds aside; None if it reads all."""
+        """Number of tokens at which a document is cut, without special tokens; None if the encoder reads
+        everything."""
         return None
 
     def was_tuned_on(self, texts: Sequence[str]) -> NDArray[np.bool_]:
-        """Which texts it learned the labels of; it knows these better than texts it will meet."""
+        """Mask of the texts whose labels it was tuned on; results on these are better than on new texts."""
         return np.zeros(len(texts), dtype=bool)
 
     def token_spans(self, text: str) -> Spans:
-        """Where every token of a document begins and ends, in characters: shape (tokens, 2)."""
+        """The beginning and end of every token of a document, in characters: shape (tokens, 2)."""
         words = [match.span() for match in _WORD.finditer(text)]
         return np.array(words, dtype=np.int64).reshape(-1, 2)
 
@@ -68,9 +69,9 @@ def unit(vectors: Vectors) -> Vectors:
 def encode_cached(
     encoder: Encoder, texts: Sequence[str], *, queries: bool = False, label: str | None = None
 ) -> Vectors:
-    """`encoder.encode(texts)`, or `encode_queries`, kept on disk block by block, so that a second call, or
-    one after a kill, computes only what is missing; where nothing can be kept, everything. `label` names the
-    progress bar. An encoder that `keeps_vectors` itself is asked directly."""
+    """`encoder.encode(texts)`, or `encode_queries`, cached on disk block by block, so that a second call, or
+    one after a kill, computes only what is missing. Without a cache folder everything is computed. `label`
+    names the progress bar. An encoder with `keeps_vectors` does its own caching."""
     encode = encoder.encode_queries if queries else encoder.encode
     if getattr(encoder, "keeps_vectors", False) or not texts:
         return encode(texts)
@@ -111,7 +112,7 @@ def _encode_block(
 class Lsa(Encoder):
     """Latent semantic analysis: TF-IDF of stems through a truncated SVD of the texts it was fitted on.
 
-    Fit it on the federation's own text: fitted elsewhere it knows neither the words nor their company.
+    Fit it on the federation's own text: fitted elsewhere, it lacks the words and their co-occurrences.
     """
 
     terms: Ids
@@ -123,7 +124,7 @@ class Lsa(Encoder):
     def fit(
         cls, texts: Sequence[str], *, dimensions: int = 256, seed: int = 0, tokeniser: Tokeniser = ENGLISH
     ) -> Lsa:
-        """Learn the terms and their directions; fewer directions where the texts have no more."""
+        """Learn the terms and their directions; fewer than `dimensions` if the texts do not have more."""
         from sklearn.utils.extmath import randomized_svd
 
         tokens = tokeniser(texts)
@@ -141,19 +142,19 @@ class Lsa(Encoder):
 
     @cached_property
     def fingerprint(self) -> str:
-        """The hash of the terms and their directions."""
+        """A hash of the terms and their directions."""
         digest = hashlib.sha256(repr((self.tokeniser.stemmer, sorted(self.tokeniser.stop_words))).encode())
         for part in ("\n".join(self.terms.words).encode(), self.rarity.tobytes(), self.components.tobytes()):
             digest.update(part)
         return f"lsa-{digest.hexdigest()[:16]}"
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """The texts in the learned directions; unknown words say nothing."""
+        """Project texts onto the learned directions; unknown words are ignored."""
         rows = self._weigh(self.tokeniser(texts)) @ self.components
         return unit(np.asarray(rows, dtype=np.float32))
 
     def _weigh(self, tokens: Tokens) -> Any:
-        """(1 + ln tf)·idf over the known terms, rows of unit length: SciPy CSR."""
+        """(1 + ln tf)·idf over the known terms, with rows of unit length, as SciPy CSR."""
         from scipy.sparse import csr_array
 
         counts = tokens.counts()

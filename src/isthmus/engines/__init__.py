@@ -1,4 +1,4 @@
-"""Engines: what holds a node's documents and finds candidates among them, behind one protocol."""
+"""Search engines that hold a node's documents and find candidates among them, behind one protocol."""
 
 from isthmus.facade import contents
 

@@ -1,8 +1,8 @@
-"""Who may see what of a silo's documents: principals, and what a source's rules make of them.
+"""Access rules: principals, and which of a silo's documents they may see.
 
-A principal is `user:ID`, `group:NAME` or `everyone`; a bare name is a group's. A document that names some is
-seen by those alone, one that names none by whom its source's rule names, and without any rule by all whom the
-silo's policy lets in.
+A principal is `user:ID`, `group:NAME` or `everyone`; a bare name is a group's. A document that names
+principals is visible to those only. One that names none follows its source's rule, and without any rule it is
+visible to everybody whom the silo's policy admits.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterable
 
 EVERYONE = "everyone"
 ANYBODY = frozenset({EVERYONE})
-"""The principals of somebody of whom nothing is known."""
+"""The principals of an unidentified person."""
 LONGEST_NAME, MOST_PRINCIPALS = 300, 1_000
 _SEPARATOR = re.compile(r"[,;|\n]")
 _KINDS = ("user:", "group:")
 
 
 def principals_of(stated: object) -> tuple[str, ...]:
-    """The principals that a text (`group:doctors; user:ada`) or a list states, each once, in order.
+    """Parse the principals in a text (`group:doctors; user:ada`) or a list. Returns each once, sorted.
 
-    Raises a ValueError for what is none: a rule that nobody understands must not open a document.
+    Raises a ValueError for anything else: a rule that cannot be read must not open a document.
     """
     if stated is None:
         return ()
@@ -35,7 +35,8 @@ def principals_of(stated: object) -> tuple[str, ...]:
 
 
 def may_see(allow: Iterable[str], principals: frozenset[str]) -> bool:
-    """Whether somebody sees a document that names those whom it allows; all do where it names nobody."""
+    """Whether a person with these principals may see a document that allows `allow`; everybody may if that is
+    empty."""
     named = frozenset(allow)
     return not named or not named.isdisjoint(principals)
 
@@ -60,7 +61,7 @@ def _principal(part: object) -> str:
 
 
 def subject_of(stated: object) -> str:
-    """Whom a document is about, as a source's field states it; "" for nobody."""
+    """The person that a document is about, as a source's field states it; "" for nobody."""
     subject = "" if stated is None else str(stated).strip()
     if subject and not _is_name(subject):
         raise ValueError(f"a subject has at most {LONGEST_NAME} letters in one line")

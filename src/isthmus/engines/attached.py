@@ -1,10 +1,10 @@
-"""An engine elsewhere as a node's engine: it proposes candidates and has the texts, counting is done here.
+"""An external search engine as a node's engine: it supplies candidates and texts; terms are counted here.
 
-    AttachedReader    candidates by the engine's own search; their terms counted in their texts, exactly;
-                      statistics of all documents as they were counted last (`tally`)
-    AttachedEngine    counts documents anew when they have changed, a piece of slow work; writes nothing
+    AttachedReader    candidates from the engine's own search; their terms counted exactly, in their texts;
+                      statistics of all documents as of the last count (`tally`)
+    AttachedEngine    counts the documents again when they have changed, as slow work; never writes
 
-A server that does not answer is left alone for `REST` seconds, in which whoever asks hears so at once.
+After a server failed to answer, it is not contacted for `REST` seconds; requests in that time fail at once.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ from isthmus.engines.terms import STOP
 from isthmus.errors import ConfigError, DataError, ServiceError
 
 OVERFETCH = 2
-"""Candidates proposed for each that is wanted, so that exact scores decide."""
+"""Candidates requested for each one wanted, so that exact scores decide."""
 REST = 2.0
-"""Seconds that a server which did not answer is left alone."""
+"""Seconds for which a server is not contacted after it failed to answer."""
 LOOK = 10.0
-"""Seconds between two looks whether documents have changed."""
+"""Seconds between two checks whether documents have changed."""
 SHARE = 20.0
-"""Documents are counted anew after so many times the time that counting took, at the earliest."""
+"""Documents are counted again at the earliest after this many times the duration of the last count."""
 DAY = 86_400.0
-"""Seconds after which they are counted anew in any case: not every engine tells that a text has changed."""
+"""Seconds after which they are counted again in any case: not every engine reports a changed text."""
 RECENT, FRESH = 1_000, 5.0
-"""Texts that are remembered at most, and for how many seconds: a search reads them twice."""
+"""Maximum number of cached texts, and seconds for which they are used: a search reads each text twice."""
 LONGEST_ID = 1_000
-"""A document with a longer id is passed over."""
+"""Characters of an id; documents with longer ids are skipped."""
 LISTED = 60.0
-"""Seconds for which a list of all ids is used again."""
+"""Seconds for which a list of all ids is reused."""
 MOST_COUNTS = 64
-"""Numbers of documents that are remembered, each for those who may see them."""
+"""Maximum number of cached document counts, one for each set of constraints and principals."""
 NAMED = 100_000
-"""Documents that are not counted yet and have a handle, at most; the oldest lose theirs."""
+"""Maximum number of documents that have a handle but are not counted yet; the oldest lose theirs."""
 
 _log = logging.getLogger("isthmus.engines")
 
@@ -77,16 +77,18 @@ T = TypeVar("T")
 
 
 class Remote:
-    """A server behind a guard: what it did last, texts read just now, and handles of new documents."""
+    """A guarded connection to a server, with its last failure, recently read texts and handles of new
+    documents."""
 
     def __init__(self, engine: RemoteEngine) -> None:
         self.engine = engine
         self.problem = ""
-        """Why it did not answer last; empty where it did."""
+        """Why the server did not answer last; empty if it did."""
         self.is_hidden: Callable[[str], bool] = lambda id: False
-        """Which documents are not shown, whatever the server has: those that were erased here."""
+        """Whether the document with an id is hidden although the server may have it, because it was erased
+        here."""
         self.hidden = 0
-        """How many those are, here or gone."""
+        """Number of hidden documents, whether or not the server still has them."""
         self._rests_until = 0.0
         self._recent: OrderedDict[str, tuple[float, RemoteDocument]] = OrderedDict()
         self._handle_of: OrderedDict[str, int] = OrderedDict()
@@ -98,9 +100,10 @@ class Remote:
         self._lock = threading.Lock()
 
     def ask(self, work: Callable[[], T]) -> T:
-        """What the server answers; at once a ServiceError while it is left alone.
+        """Run a request to the server and return its answer. Raises a ServiceError at once during the `REST`
+        seconds after a failure.
 
-        That it answers a RemoteProblem is no reason to: another query may do.
+        A RemoteProblem does not start such a pause: the server answers, and may accept another query.
         """
         if self.problem and time.monotonic() < self._rests_until:
             raise ServiceError(self.problem)
@@ -120,8 +123,8 @@ class Remote:
         return answer
 
     def find(self, work: Callable[[], T], only: Constraints = ANY) -> T:
-        """The same of a query: no message has a word of it. Refused under constraints, it raises
-        CannotNarrow."""
+        """`ask` for a search: error messages contain no word of the query. Raises CannotNarrow if the server
+        refuses the query and there are constraints."""
         try:
             return self.ask(work)
         except RemoteProblem as problem:
@@ -151,11 +154,11 @@ class Remote:
         return texts
 
     def shows(self, id: str) -> bool:
-        """Whether a document with such an id is shown."""
+        """Whether the document with this id may be shown."""
         return is_name(id) and not self.is_hidden(id)
 
     def forget(self, ids: Iterable[str]) -> None:
-        """Drop what is remembered of documents."""
+        """Drop these documents from the caches."""
         gone = set(ids)
         with self._lock:
             for id in gone & self._recent.keys():
@@ -163,25 +166,26 @@ class Remote:
             self._listed = (-LISTED, [])
 
     def scan(self) -> Iterator[list[RemoteDocument]]:
-        """All documents that are shown."""
+        """All documents that may be shown, in batches."""
         for batch in self.engine.scan():
             yield [each for each in batch if self.shows(each.id)]
 
     def all_ids(self) -> list[str]:
-        """The ids of all documents, as they were within the last minute."""
+        """The ids of all documents, at most a minute old."""
         if time.monotonic() - self._listed[0] > LISTED:
             ids = self.ask(lambda: [each.id for batch in self.scan() for each in batch])
             self._listed = (time.monotonic(), ids)
         return self._listed[1]
 
     def check_rules(self) -> None:
-        """That documents can be filtered by who may see them, unless it was found so before."""
+        """Raise a ConfigError unless documents can be filtered by who may see them; checked until it succeeds
+        once."""
         if not self._is_checked:
             self.ask(self.engine.check_rules)
             self._is_checked = True
 
     def seen_count(self, only: Constraints) -> int:
-        """How many documents meet constraints, as it was within the last seconds."""
+        """How many documents meet constraints; the number is up to `LOOK` seconds old."""
         now = time.monotonic()
         at, count = self._counts.get(only, (-LOOK, 0))
         if now - at >= LOOK:
@@ -192,13 +196,14 @@ class Remote:
         return count
 
     def reserve(self, first: int) -> int:
-        """The first number that no document has, from `first` on, and all before it are counted's."""
+        """Reserve all numbers below `first` for counted documents. Returns the first number that no document
+        has."""
         with self._lock:
             self._next = max(self._next, first)
             return self._next
 
     def handles(self, ids: Iterable[str]) -> list[int]:
-        """Numbers for documents that are not counted yet."""
+        """The handles of documents that are not counted yet; new ones are assigned."""
         with self._lock:
             for id in ids:
                 if id not in self._handle_of:
@@ -211,27 +216,28 @@ class Remote:
         return numbers
 
     def id_of(self, handle: int) -> str:
-        """Of a document that has such a number."""
+        """The id of the uncounted document with this handle."""
         return self._id_of[handle]
 
 
 def is_name(id: str) -> bool:
-    """Whether a document with such an id can be shown: not empty, not long, no control characters."""
+    """Whether a document with this id can be shown: not empty, not too long, no control characters."""
     return 0 < len(id) <= LONGEST_ID and not any(ord(sign) < 32 or ord(sign) == 127 for sign in id)
 
 
 @dataclass(frozen=True, eq=False)
 class AttachedReader:
-    """See `EngineReader`. Statistics are of one moment; texts and candidates are the server's now."""
+    """See `EngineReader`. Statistics are those of the last count; texts and candidates are the server's
+    current ones."""
 
     remote: Remote
     tally: DocumentTally
     documents: int
     language: str
     readers: frozenset[str] | None = None
-    """The principals of whoever asks, where documents say who may see them; None for the owner."""
+    """The searcher's principals, if documents say who may see them; None for the owner."""
     is_closed: bool = False
-    """Whether they see nothing at all."""
+    """Whether the searcher may see no document at all."""
 
     def __len__(self) -> int:
         if self.readers is None or self.is_closed:
@@ -240,16 +246,16 @@ class AttachedReader:
 
     @property
     def has_rules(self) -> bool:
-        """Whether documents say who may see them, or the silo does."""
+        """Whether documents, or the silo as a whole, restrict who may see them."""
         return bool(self.remote.engine.location.allow or self.remote.engine.location.allowed)
 
     @property
     def is_own(self) -> bool:
-        """Not where some documents are hidden: terms are counted in all of them."""
+        """False if some documents are hidden from the searcher: terms are counted over all of them."""
         return self.readers is None
 
     def seen_by(self, principals: frozenset[str]) -> AttachedReader:
-        """What the server gives to these principals; statistics stay those of all documents."""
+        """The documents that these principals may see; statistics stay those of all documents."""
         at = self.remote.engine.location
         if not at.allow and sees_unruled(principals, at):
             return self
@@ -272,11 +278,11 @@ class AttachedReader:
 
     @property
     def vocabulary(self) -> object:
-        """What words have their codes from."""
+        """The tally, which assigns codes to words: the same object for readers with the same codes."""
         return self.tally
 
     def matching(self, weights: Mapping[str, float], depth: int, only: Constraints | None = None) -> IntArray:
-        """What the server proposes, by the rarest words where there are very many."""
+        """The server's candidates, by the `MOST_TERMS` rarest words if there are more."""
         pushed = self._pushed(only)
         if depth < 1 or not weights or self.is_closed:
             return np.empty(0, dtype=np.int64)
@@ -289,8 +295,8 @@ class AttachedReader:
     def search(
         self, text: str, vector: Vectors, depth: int, only: Constraints | None = None
     ) -> tuple[IntArray, FloatArray]:
-        """The best documents by the server's own scores, ascending by handle; of those that meet constraints,
-        which are read in their texts."""
+        """The best documents by the server's own scores, ascending by handle, and the scores. Constraints
+        that the server cannot apply are checked in the documents' texts."""
         if self.is_closed:
             return np.empty(0, dtype=np.int64), np.empty(0)
         pushed, most = self._pushed(only), depth if only is None else OVERFETCH * depth
@@ -305,7 +311,8 @@ class AttachedReader:
         return handles, np.array([scores[handle] for handle in handles.tolist()], dtype=np.float64)
 
     def _visible(self, ids: Sequence[str]) -> list[str]:
-        """Those that are shown to whoever asks; some servers compare names without case and marks."""
+        """The ids that the searcher may see, by each document's own rule: some servers ignore case and
+        accents in names."""
         present = [id for id in ids if self.remote.shows(id)]
         if self.readers is None:
             return present
@@ -330,17 +337,17 @@ class AttachedReader:
         ]
 
     def _texts(self, handles: IntArray) -> list[RemoteDocument]:
-        """Documents as they are now; without text where they are gone."""
+        """Documents as they are now; those that are gone have empty texts."""
         ids = self.ids(handles)
         texts = self.remote.texts(ids)
         return [texts.get(id) or RemoteDocument(id, "", "") for id in ids]
 
     def counts(self, handles: IntArray, words: Sequence[str]) -> WordCounts:
-        """How often documents have words."""
+        """Count how often each document has each word."""
         return word_counts(self._texts(handles), words, self.language)
 
     def meeting(self, handles: IntArray, only: Constraints) -> IntArray:
-        """Those whose texts meet the constraints, read one by one."""
+        """The documents whose texts meet the constraints, checked one by one."""
         return self._exact(handles).meeting(handles, only)
 
     def _exact(self, handles: IntArray) -> ExactReader:
@@ -369,7 +376,8 @@ class AttachedReader:
     def statistics(
         self, names: Sequence[str], handles: IntArray | None = None
     ) -> tuple[Ids, Mapping[str, IntArray]]:
-        """The vocabulary in order with the tables named; of some documents, counted anew in their texts."""
+        """The sorted vocabulary and the named tables; for a selection of documents, counted again in their
+        texts."""
         if handles is None or len(handles) == len(self.tally):
             return self.tally.statistics(names)
         counting = Counting(self.language)
@@ -378,7 +386,7 @@ class AttachedReader:
         return DocumentTally(words=tuple(counting.code_of), totals=counting.counted).statistics(names)
 
     def terms(self, handles: IntArray) -> Counted:
-        """All terms of documents but stop words, as far as they have been counted."""
+        """All terms of documents except stop words and terms that the last count did not have."""
         batch = batch_of(self._texts(handles), self.language)
         words, place = batch.words()
         document, code, counts = batch.entries(place)
@@ -391,15 +399,16 @@ class AttachedReader:
         )
 
     def words(self, first: int = 0) -> list[str]:
-        """The words of codes from `first` on."""
+        """The words with codes from `first` on."""
         return list(self.tally.words[first:])
 
     def nearest(self, vector: Vectors, depth: int, only: Constraints | None = None) -> IntArray:
-        """None: vectors of an engine elsewhere are searched by its own search."""
+        """Empty: vectors of an external engine are searched by the engine itself."""
         return np.empty(0, dtype=np.int64)
 
     def newest(self, depth: int, only: Constraints) -> IntArray:
-        """As the server lists them; of those, what meets constraints that are read in texts."""
+        """The newest documents in the server's order; constraints that it cannot apply are checked in their
+        texts."""
         if self.is_closed:
             return np.empty(0, dtype=np.int64)
         pushed = self._pushed(only)
@@ -412,7 +421,7 @@ class AttachedReader:
         return handles[:depth]
 
     def matches(self, words: Iterable[str], only: Constraints | None = None) -> Matches:
-        """As the server counts documents that have any of the words."""
+        """The server's count of documents that have any of the words."""
         if self.is_closed:
             return Matches(0, {}, {})
         engine, pushed = cast(CountedEngine, self.remote.engine), self._counted(only)
@@ -422,7 +431,7 @@ class AttachedReader:
         return self.remote.find(lambda: engine.having(terms, pushed), pushed)
 
     def text_matches(self, text: str, only: Constraints | None = None) -> Matches:
-        """As the server counts what its own search finds."""
+        """The server's count of documents that its own search finds."""
         if self.is_closed:
             return Matches(0, {}, {})
         pushed = self._counted(only)
@@ -431,7 +440,7 @@ class AttachedReader:
         return self.remote.find(lambda: self.remote.engine.matches(text, pushed), pushed)
 
     def _all_matches(self, pushed: Constraints) -> Matches:
-        """Of a search without words: how many documents meet constraints, and no facets."""
+        """The count for a search without words: the documents that meet the constraints, without facets."""
         return Matches(self.remote.find(lambda: self.remote.engine.documents(pushed), pushed), {}, {})
 
     def _counted(self, only: Constraints | None) -> Constraints:
@@ -441,7 +450,8 @@ class AttachedReader:
         return pushed
 
     def beginning(self, prefix: str, limit: int | None = None) -> list[tuple[str, int]]:
-        """Of the terms that are counted; none where some of the documents that have them are hidden."""
+        """Counted terms with this prefix; none if documents are hidden from the searcher, since those may
+        have the terms."""
         if not self.is_own:
             return []
         terms, counts = self.tally.statistics(("text.having",))
@@ -451,7 +461,8 @@ class AttachedReader:
         )[:limit]
 
     def _pushed(self, only: Constraints | None) -> Constraints:
-        """What the server sees to: types and dates, where it has fields for them; texts are read here."""
+        """The constraints that the server applies: types and dates, if it has fields for them, and who may
+        see a document. The others are checked here, in texts."""
         if only is None:
             return replace(ANY, readers=self.readers)
         pushed = replace(only, phrases=(), prefixes=(), without=(), readers=self.readers)
@@ -463,20 +474,21 @@ class AttachedReader:
         return pushed
 
     def cosines(self, handles: IntArray, vector: Vectors) -> FloatArray:
-        """No document has a vector here."""
+        """All −inf: no document has a vector here."""
         return np.full(len(handles), -np.inf)
 
     def vectors(self, handles: IntArray) -> Vectors:
-        """No document has a vector here."""
+        """Rows of width 0: no document has a vector here."""
         return np.zeros((len(handles), 0), dtype=np.float32)
 
     def best_span(self, handle: int, vector: Vectors) -> Span | None:
-        """None: documents are not split."""
+        """None: documents are not split into passages."""
         return None
 
 
 class AttachedEngine:
-    """See `Engine`: one that is never written. `counted` says whether all documents are counted (full)."""
+    """See `Engine`; documents are never written. `counted` says whether terms of all documents are counted
+    (level *full*)."""
 
     def __init__(self, folder: Path, engine: RemoteEngine, *, counted: bool, language: str = "") -> None:
         self.remote, self.is_counted = Remote(engine), counted
@@ -491,7 +503,7 @@ class AttachedEngine:
         self._next = self.reader
         self._lock = threading.Lock()
         self.renew_hidden: Callable[[], None] = lambda: None
-        """Called before every look at the server: sets which documents `remote` hides."""
+        """Called before every check of the server; updates which documents `remote` hides."""
 
     def _saved(self) -> DocumentTally:
         try:
@@ -501,16 +513,17 @@ class AttachedEngine:
 
     @property
     def noun(self) -> str:
-        """What people call the engine."""
+        """The engine's product name, for messages."""
         return self.remote.engine.noun
 
     @property
     def is_ready(self) -> bool:
-        """Whether there are statistics of all documents, where there will be any."""
+        """Whether statistics of all documents are available, or will never be."""
         return not self.is_counted or bool(self.reader.tally.version)
 
     def maintain(self, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Count documents, if they have changed: whether they had. A server that does not answer has none."""
+        """Count all documents if they have changed. Returns whether they had; False also if the server does
+        not answer."""
         now = time.monotonic()
         if now - self._looked < (REST if self.remote.problem else LOOK):
             return False
@@ -526,8 +539,8 @@ class AttachedEngine:
             return False
 
     def forget(self, ids: Iterable[str]) -> None:
-        """Drop documents that are hidden from what is known here, on disk too; their words are in the counts
-        until all are counted anew, which is due."""
+        """Drop hidden documents from what is stored here, on disk too. Their words stay in the totals until
+        the next count of all documents, which is made due."""
         self.remote.forget(ids)
         with self._lock:
             tally = self.reader.tally.without(self.remote.is_hidden)
@@ -570,30 +583,30 @@ class AttachedEngine:
         return tally
 
     def refresh(self) -> None:
-        """Show what was counted to readers that begin."""
+        """Make the last count visible to new readers."""
         self.reader = self._next
 
     @property
     def encoded(self) -> int:
-        """All: vectors are the server's."""
+        """The number of all documents: vectors are the server's concern."""
         return len(self.reader)
 
     def unencoded(self, limit: int) -> IntArray:
-        """None."""
+        """Always empty."""
         return np.empty(0, dtype=np.int64)
 
     def unfinished(self) -> dict[int, set[Span]]:
-        """None."""
+        """Always empty."""
         return {}
 
     def recode(
         self, name: str, width: int, batches: Iterable[Encoded] | None = None, *, keep: bool = True
     ) -> None:
-        """Queries are encoded by another encoder from now on."""
+        """Use another encoder for queries from now on; width 0 for none."""
         self.encoder = name if width else ""
 
     def _refused(self, *arguments: Any, **named: Any) -> None:
-        """It is only read."""
+        """Raise a ServiceError: the external engine is only read."""
         raise ServiceError(f"documents are in {self.noun}, which is only read")
 
     apply = encode = rebuild = _refused

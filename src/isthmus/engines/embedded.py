@@ -1,17 +1,17 @@
-"""The engine inside a node: tantivy proposes candidates, our rows count them exactly, vectors stand beside.
+"""The engine inside a node: tantivy proposes candidates, rows count their terms exactly, vectors beside them.
 
-    manifest.json          what of the files below counts; replaced whole after they are on disk
+    manifest.json          which parts of the files below are valid; replaced whole once they are on disk
     generation-000001/     tantivy's index and the rows (`rows`)
     vectors-9f2c…/         vectors of one encoder (`vectors`)
 
-Rows are forced to disk, then tantivy commits, then the manifest is replaced. A process killed at any point
-finds the manifest of an earlier batch: rows beyond it are cut off, documents of tantivy that have no row are
-ignored, and the store is asked for the same changes again. A write that fails is the same to the engine: it
-opens what the manifest names before it writes again. A document is known by the number of the change that
-wrote it.
+Rows are forced to disk, then tantivy commits, then the manifest is replaced. After a kill at any point the
+manifest is that of an earlier batch: rows beyond it are cut off, documents of tantivy without a row are
+ignored, and the store is asked for the same changes again. A failed write is handled in the same way: the
+engine reopens what the manifest names before it writes again. A document's handle is the number of the change
+that wrote it.
 
-tantivy scores with its own constants, with rounded lengths and with the document frequencies it has; term
-boosts bring in the weights that are asked for. What it returns is a superset, which exact scores then order.
+tantivy scores with its own constants, rounded lengths and its own document frequencies; boosts of the terms
+bring in the requested weights. Its result is a superset of the best documents, which exact scores then order.
 """
 
 from __future__ import annotations
@@ -58,11 +58,12 @@ _log = logging.getLogger("isthmus.engines")
 
 FORMAT = 7
 HEAP = 64_000_000
-"""Bytes that tantivy collects before it writes a segment."""
+"""Bytes that tantivy buffers before it writes a segment."""
 OVERFETCH, LEAST_FETCHED, MOST_FETCHED = 3, 100, 1 << 14
-"""Candidates fetched for each that is wanted, at least and at most: more where all have the same score."""
+"""Candidates fetched for each one wanted, with their minimum and maximum; beyond the factor only if scores
+tie."""
 MOST_COUNTED = 1 << 20
-"""Candidates times terms of a query, at most, where more are fetched: each is counted."""
+"""Maximum of candidates times terms of a query if more are fetched: terms are counted in each candidate."""
 FACETS = {
     "count": {"value_count": {"field": "change"}},
     "type": {"terms": {"field": "type", "size": 20 * MOST_FACETS}},
@@ -72,33 +73,34 @@ MANIFEST = "manifest.json"
 CURE = "the index is left as it is; see to the file system, its permissions and the limit of open files"
 _SYSTEM_ERROR = re.compile(r"Os \{ code: (\d+)")
 PARTS = ("terms", "terms", "stops", "stops")
-"""The fields of title and body; no phrase reaches from one text of a field into the next."""
+"""The fields for content terms of title and body, then for their stop words; no phrase spans two texts of a
+field."""
 LAST = (1 << 63) - 1
-"""No change has a larger number."""
+"""The largest possible change number."""
 EVERY = "1"
-"""A term of every document: its document frequency counts what tantivy's other ones count."""
+"""A term that every document has: its document frequency is the N that fits tantivy's other frequencies."""
 OPEN = "*"
-"""In the place of the principals of a document that names none."""
+"""Stands for the principals of a document that names none."""
 MOST_SEEN = 64
-"""Sets of principals whose documents are remembered."""
+"""Maximum number of sets of principals whose readers are cached."""
 COMPARED = 1 << 16
-"""Documents whose vectors are compared at once."""
+"""Documents whose vectors are compared in one step."""
 
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedReader:
-    """One commit: see `EngineReader`."""
+    """The documents of one commit: see `EngineReader`."""
 
     view: RowsView
     searcher: Any
     schema: Any
     dense: VectorReader | None
     change: int
-    """The last change, also where nothing is left of it."""
+    """The number of the last change, even if nothing of it is left."""
     seen: Any = None
-    """tantivy's query of the documents that whoever asks may see, which are those that `view` has; None for
-    all. Where it is one, candidates are all documents that match, and vectors are compared one by one: what
-    proposes some of them elsewhere has read the others too."""
+    """tantivy's query for the documents that the searcher may see, which are those of `view`; None for all.
+    With such a query, all matching documents are candidates and vectors are compared one by one, because a
+    preselection by tantivy or by the vector graph would depend on the other documents too."""
 
     def __len__(self) -> int:
         return self.view.living
@@ -110,7 +112,7 @@ class EmbeddedReader:
 
     @property
     def vocabulary(self) -> object:
-        """What words have their codes from."""
+        """The vocabulary that assigns codes to words: the same object for readers with the same codes."""
         return self.view.vocabulary
 
     @cached_property
@@ -141,7 +143,7 @@ class EmbeddedReader:
         return known
 
     def _all(self, query: Any, only: Constraints | None = None, most: int | None = None) -> IntArray:
-        """All documents of a query that meet constraints and may be seen, ascending; at most so many."""
+        """At most `most` documents of a query that meet constraints and may be seen, ascending."""
         limit = self.searcher.num_docs if most is None else most
         constrained = self._constrained(query, only or ANY)
         return self._handles(self.searcher.search(constrained, max(limit, 1), count=False).hits)
@@ -164,8 +166,8 @@ class EmbeddedReader:
         return self._handles(hits)
 
     def _having(self, weights: Mapping[str, float], only: Constraints | None = None) -> IntArray:
-        """All documents with any of the words; where those are too many to count, with any of the half of
-        them that weighs most, and so on, the latest of one word's."""
+        """All documents with any of the words. If that is too many to count, only the half of the words with
+        the largest weights is used, and so on; for a single word, the latest documents."""
         most, words = MOST_COUNTED // len(weights), sorted(weights, key=lambda word: (-weights[word], word))
         while (query := self._query({word: weights[word] for word in words})) is not None:
             handles = self._all(query, only, most + 1 if len(words) > 1 else None)
@@ -175,7 +177,7 @@ class EmbeddedReader:
         return np.empty(0, dtype=np.int64)
 
     def _handles(self, hits: Sequence[tuple[float, Any]]) -> IntArray:
-        """The documents of hits, ascending; none of a batch that was never acknowledged."""
+        """The documents of hits, ascending, without those of a batch that was never acknowledged."""
         values = self.searcher.fast_field_values("change", [address for _, address in hits])
         changes = np.array(values, dtype=np.int64)
         changes.sort()
@@ -193,7 +195,7 @@ class EmbeddedReader:
         return self._handles(self.searcher.search(self._constrained(named, only), limit, count=False).hits)
 
     def _constrained(self, query: Any, only: Constraints) -> Any:
-        """A query of the documents that meet constraints, which add nothing to its scores."""
+        """Add constraints to a query; they do not change its scores."""
         from tantivy import Occur, Query
 
         wanted = [self._phrase(words) for words in only.phrases]
@@ -258,8 +260,8 @@ class EmbeddedReader:
         return changes[self.view.rows(changes) >= 0]
 
     def _nearest_of(self, vector: Vectors, depth: int, only: Constraints) -> IntArray:
-        """Under constraints: where few documents meet them, all of those are compared; else the nearest of
-        all documents are looked through, up to `MOST_FETCHED` of them."""
+        """The nearest documents under constraints. If few documents meet these, all of them are compared;
+        otherwise the nearest of all documents are filtered, up to `MOST_FETCHED`."""
         assert self.dense is not None
         meeting = self.newest(EXACT + 1, only)
         if len(meeting) <= EXACT:
@@ -273,7 +275,7 @@ class EmbeddedReader:
             limit = min(4 * limit, MOST_FETCHED)
 
     def _nearest_among(self, handles: IntArray, vector: Vectors, depth: int) -> IntArray:
-        """The nearest of documents that are all compared; of equal cosines the later ones."""
+        """The nearest of the given documents, all of which are compared; of equal cosines the later ones."""
         parts = np.array_split(handles, len(handles) // COMPARED + 1)
         cosines = np.concatenate([self.cosines(part, vector) for part in parts])
         order = np.lexsort((handles, cosines))[::-1]
@@ -399,12 +401,13 @@ class Generation:
 
     @property
     def change(self) -> int:
-        """The last change; removed documents have rows too, but for those that were gone before it began."""
+        """The number of the last change. Removed documents have rows too, except those gone before this
+        generation."""
         changes = self.rows.view.changes
         return max(self.before, int(changes[-1]) if len(changes) else 0)
 
     def append(self, changes: Sequence[Change]) -> IntArray:
-        """Bring in changes, on disk; the handles of documents that are gone or have changed."""
+        """Write changes to disk. Returns the handles of the versions that they remove or replace."""
         from tantivy import Query
 
         if self._writer is None:
@@ -422,14 +425,15 @@ class Generation:
         return gone
 
     def _delete_later(self, change: int) -> None:
-        """Delete documents of changes after this one: they come again, or others in their place."""
+        """Delete documents of later changes from tantivy: those changes, or others in their place, are
+        written again."""
         from tantivy import FieldType, Query
 
         later = Query.range_query(self.schema, "change", FieldType.Unsigned, change + 1, LAST)
         self._writer.delete_documents_by_query(later)
 
     def _index(self, changes: Sequence[Change], texts: Texts, living: Mask) -> None:
-        """Add the documents that live to what is committed next."""
+        """Add the living documents to tantivy's next commit."""
         from tantivy import Document
 
         for is_living, each, *parts in zip(living.tolist(), changes, *texts, strict=True):
@@ -450,7 +454,7 @@ class Generation:
                 self._writer.add_document(document)
 
     def reader(self, dense: VectorReader | None) -> EmbeddedReader:
-        """All that was committed."""
+        """A reader of everything that was committed."""
         self._tantivy.reload()
         return EmbeddedReader(self.rows.view, self._tantivy.searcher(), self.schema, dense, self.change)
 
@@ -467,7 +471,7 @@ class Generation:
 
 
 class EmbeddedEngine:
-    """See `Engine`. One process at a time writes; readers are safe in all threads."""
+    """See `Engine`. Only one process may write at a time; readers can be used from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -479,9 +483,10 @@ class EmbeddedEngine:
         self._forget_others()
 
     def _open_or_begin(self) -> None:
-        """Open what the manifest names, or begin anew where it is damaged: all of it is in the store too.
+        """Open the files that the manifest names, or begin an empty index if they are damaged: the store has
+        everything.
 
-        Raises an OSError where files cannot be read for a reason that is not damage.
+        Raises an OSError if files cannot be read for a reason other than damage.
         """
         try:
             self._open(self._manifest())
@@ -505,7 +510,7 @@ class EmbeddedEngine:
         return manifest
 
     def _open(self, state: dict[str, Any]) -> None:
-        """What a manifest names; raises whatever a damaged one raises."""
+        """Open what a manifest names; errors of damaged files are passed on."""
         folder = self._generation_folder(state["generation"])
         self._state, self._generation = state, Generation(folder, state)
         self._show()
@@ -520,21 +525,21 @@ class EmbeddedEngine:
 
     @property
     def wasted(self) -> int:
-        """How many versions of documents are stored that are gone or have changed."""
+        """Number of stored document versions that were removed or replaced."""
         return len(self._reader.view.changes) - len(self._reader)
 
     @property
     def wasted_since(self) -> float:
-        """The Unix time of the first change that left one of those."""
+        """Unix time of the first change that left such a version."""
         return float(self._state["wasted_since"])
 
     @property
     def encoder(self) -> str:
-        """The encoder that the vectors are of; "" without vectors."""
+        """The encoder of the vectors; "" without vectors."""
         return self._vectors.encoder
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Bring in changes, in ascending order; found and on disk when this returns."""
+        """Write changes in ascending order; on disk and searchable on return."""
         if self._failed:
             self._open_again()
         new = [each for each in changes if each.change > self._reader.change]
@@ -550,7 +555,7 @@ class EmbeddedEngine:
                 raise
 
     def _open_again(self) -> None:
-        """Open what the manifest names after a write that failed."""
+        """Reopen what the manifest names after a write that failed."""
         before = self._reader
         self._open(self._manifest())
         if self._reader.change == before.change:  # tantivy may already lack what the batch replaces
@@ -558,7 +563,7 @@ class EmbeddedEngine:
         self._failed = False
 
     def _commit(self, generation: Generation, state: Mapping[str, Any]) -> None:
-        """Let the manifest name what is on disk, then show it to readers."""
+        """Write a manifest that names what is on disk, then show it to readers."""
         view = generation.rows.view
         now = {**state, "files": generation.rows.states, "commit": generation.commit}
         if len(view.changes) > view.living:
@@ -574,15 +579,15 @@ class EmbeddedEngine:
 
     @property
     def encoded(self) -> int:
-        """How many documents have a vector of the encoder that is filled in."""
+        """Number of documents that have a vector of the encoder whose vectors are being added."""
         return self._vectors.encoded
 
     def unencoded(self, limit: int) -> IntArray:
-        """Documents without a vector of the encoder that is filled in, the first `limit` of them."""
+        """The first `limit` documents without a vector of the encoder whose vectors are being added."""
         return self._vectors.unencoded(self._reader.handles())[:limit]
 
     def unfinished(self) -> dict[int, set[Span]]:
-        """Some documents with vectors of some passages and not of others, and the spans that have one."""
+        """Some documents of which only part of the passages have vectors, with the spans that do."""
         known = self._vectors.unfinished()
         handles = np.array(list(known), dtype=np.int64)
         return {handle: known[handle] for handle in handles[self._reader.view.rows(handles) >= 0].tolist()}
@@ -594,7 +599,7 @@ class EmbeddedEngine:
         spans: Sequence[Span],
         passages: Sequence[int] | None = None,
     ) -> None:
-        """Give documents vectors, one for every span of the body; those that are gone are passed over."""
+        """Add vectors to documents, one for every span of the body; documents that are gone are skipped."""
         there = np.flatnonzero(self._reader.view.rows(handles) >= 0)
         counts = np.ones(len(handles), np.int64) if passages is None else np.asarray(passages)
         chosen = [spans[at] for at in there.tolist()]
@@ -604,18 +609,18 @@ class EmbeddedEngine:
     def recode(
         self, name: str, width: int, batches: Iterable[Encoded] | None = None, *, keep: bool = True
     ) -> None:
-        """Take vectors of another encoder: see `Engine`."""
+        """Change to the vectors of another encoder: see `Engine`."""
         self._vectors.recode(name, width, batches, keep=keep)
         self.refresh()
 
     def refresh(self) -> None:
-        """Show vectors as they are now to readers that begin; those that have come, once all have."""
+        """Show the current vectors to new readers; those of a new encoder once every document has one."""
         if self._vectors.is_changing and self._vectors.is_grown and not len(self.unencoded(1)):
             self._vectors.swap()
         self._reader = replace(self._reader, dense=self._vectors.reader)
 
     def maintain(self, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Do a piece of slow work on vectors, if there is any: whether there was."""
+        """Do one piece of slow work on vectors. Returns whether there was any."""
         reader = self._reader
 
         def gone(handles: IntArray) -> IntArray:
@@ -624,7 +629,7 @@ class EmbeddedEngine:
         return self._vectors.maintain(gone, stopped)
 
     def rebuild(self, batches: Iterable[Sequence[Change]]) -> None:
-        """Write all documents anew, so that nothing remains of those that are gone."""
+        """Write all documents to a new generation, so that nothing remains of those that are gone."""
         old, number = self._generation, self._state["generation"] + 1
         state = _fresh(number, self._reader.change)
         fresh = Generation(self._generation_folder(number), state)
@@ -639,14 +644,15 @@ class EmbeddedEngine:
         self._forget_others()
 
     def _forget_others(self) -> None:
-        """Remove what a killed process left or what was replaced; readers have it mapped, and keep it."""
+        """Remove generations that were replaced or left by a killed process; readers that mapped one can
+        still read it."""
         named = self._generation_folder(self._state["generation"])
         for path in self.folder.glob("generation-*"):
             if path != named:
                 shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
-        """Save what speeds up the next start; end what runs."""
+        """Save the totals, which speed up the next start, and close all files."""
         if not self._failed:
             self._generation.rows.save_totals(always=True)
             self._generation.close()
@@ -654,9 +660,10 @@ class EmbeddedEngine:
 
 
 def _fresh(generation: int, change: int = 0) -> dict[str, Any]:
-    """The manifest of nothing, where all that is to be said of changes up to `change` comes at once.
+    """The manifest of an empty index; `change` is the last change that its first documents will include.
 
-    The key is nobody's business, so that names cannot be made to collide. `commit` is tantivy's number of it.
+    The random key is kept secret, so that nobody can construct names that collide. `commit` is the number of
+    tantivy's commit.
     """
     key = secrets.token_hex(16)
     return {

@@ -1,15 +1,15 @@
-"""What lies between a node and whatever holds its documents.
+"""The interface between a node and the engine that holds its documents.
 
-A node writes changes to an `Engine` and searches an `EngineReader` of it: candidates of a query, exact term
-counts of some documents, the vocabulary with its counts. BM25 with shared statistics, features, rankers and
-releases are worked out above, the same for all engines.
+A node writes changes to an `Engine` and searches its `EngineReader`: candidates of a query, exact term counts
+of some documents, the vocabulary with its counts. BM25 with shared statistics, features, rankers and releases
+are computed outside the engine, in the same way for all engines.
 
 Texts stay in the node's store, which has every document by its id: hits are fetched and highlighted from
-there, so an engine stores what it counts and nothing to show. One that keeps texts of its own is a store as
-well (`service.stores.DocumentStore`), and gives them by `get`. Queries are words; `Constraints` say which
-documents they are searched in.
+there, so an engine stores what it counts and nothing to display. An engine with texts of its own is a store
+as well (`service.stores.DocumentStore`), and returns them by `get`. Queries are words; `Constraints` say
+which documents are searched.
 
-A document's handle is an integer that the engine chose; it names one version of the document and is never
+A document's handle is an integer chosen by the engine; it identifies one version of the document and is never
 used for another.
 """
 
@@ -28,16 +28,17 @@ from isthmus.errors import IsthmusError
 
 FIELDS = ("title", "body")
 BY_FIELD = ("text.having", "title.having", "title.standing", "body.having", "body.standing")
-"""The tables of a vocabulary: documents that have a word, and times it stands in them."""
+"""The tables of a vocabulary: documents that have a word (`having`), and its occurrences in them
+(`standing`)."""
 MOST_FACETS = 50
-"""Types, and years, that matches are counted by."""
+"""Maximum number of types, and of years, by which matches are counted."""
 
 Encoded = tuple[IntArray, Vectors, Sequence[Span]]
-"""Documents, their vectors, and the span of the text that each is of."""
+"""Documents, their vectors, and the span of the text that each vector encodes."""
 
 
 class Change(NamedTuple):
-    """What a store has of a document since the change with this number."""
+    """The state of a document in the store since the change with this number."""
 
     id: str
     change: int
@@ -45,21 +46,21 @@ class Change(NamedTuple):
     title: str
     body: str
     language: str = ""
-    """What it is analysed in, by its code; "" for English."""
+    """Code of the language in which it is analysed; "" for English."""
     type: str = ""
-    """Its kind in lower case: pdf, html; "" for one that is not known."""
+    """Its type in lower case, such as pdf or html; "" if unknown."""
     date: int | None = None
-    """Its Unix time; None for one that is not known."""
+    """Its date as Unix time; None if unknown."""
     allow: tuple[str, ...] = ()
-    """The principals who may see it; everybody where there are none."""
+    """The principals who may see it; empty for everybody."""
 
 
 @dataclass(frozen=True, eq=False)
 class WordCounts:
-    """How often document i has word j in its title, its body, and the beginning of its body.
+    """How often document i has word j in its title, its body, and its lead (the beginning of the body).
 
-    `lengths` and `distinct`, of shape (documents, 2), are a document's terms and different terms in title and
-    body; stop words are not among them.
+    `lengths` and `distinct`, of shape (documents, 2), are a document's numbers of terms and of distinct terms
+    in title and body, without stop words.
     """
 
     title: NDArray[np.int32]
@@ -69,22 +70,23 @@ class WordCounts:
     distinct: NDArray[np.int32]
 
     def totals(self) -> dict[str, FloatArray]:
-        """Over the documents, by the names of `BY_FIELD`."""
+        """Sums over the documents, by the names of `BY_FIELD`."""
         having = [(table > 0).sum(axis=0) for table in (self.title + self.body, self.title, self.body)]
         title, body = (table.sum(axis=0, dtype=np.int64) for table in (self.title, self.body))
         tables = (having[0], having[1], title, having[2], body)
         return {name: table.astype(np.float64) for name, table in zip(BY_FIELD, tables, strict=True)}
 
     def take(self, rows: IntArray) -> WordCounts:
-        """Of some of the documents."""
+        """The counts of some of the documents."""
         return WordCounts(*(column[rows] for column in vars(self).values()))
 
 
 @dataclass(frozen=True, eq=False)
 class Counted:
-    """The terms of some documents: entry by entry the document's position, the word's code, and the counts.
+    """The terms of some documents as parallel arrays: for every entry the document's position, the word's
+    code, and counts.
 
-    `times` is of title and body together; `lead` says whether the document begins with the word.
+    `times` counts title and body together; `lead` says whether the beginning of the body has the word.
     """
 
     documents: int
@@ -96,11 +98,11 @@ class Counted:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What documents must have, all of it, and what they must not have, in terms as the engine knows them.
+    """What documents must match, all of it, and what they must not match, in terms as the engine has them.
 
-    A phrase stands in a title or in a body, its terms one after the other; stop words between them are passed
-    over, but in a phrase of nothing else. A term is a phrase of one. A prefix begins a term that is no stop
-    word.
+    A phrase matches consecutive terms of a title or of a body; stop words between them are skipped, except in
+    a phrase of stop words only. A single term is a phrase, too. A prefix matches the beginning of a term that
+    is not a stop word.
     """
 
     phrases: tuple[tuple[str, ...], ...] = ()
@@ -108,19 +110,20 @@ class Constraints:
     without: tuple[tuple[str, ...], ...] = ()
     """Phrases that no document may have."""
     types: tuple[str, ...] = ()
-    """Of which a document has one; any type will do where there are none."""
+    """Accepted types; empty for any."""
     other_types: tuple[str, ...] = ()
-    """Of which a document has none."""
+    """Excluded types."""
     since: int | None = None
-    """The Unix time from which on a document's date lies. One without a date has none within bounds."""
+    """Unix time; documents with an earlier date do not match. With either bound, documents without a date do
+    not."""
     until: int | None = None
-    """The Unix time before which it lies."""
+    """Unix time; documents with this date or a later one do not match."""
     readers: frozenset[str] | None = None
-    """The principals of whoever asks, for an engine elsewhere: documents that name none of them are none."""
+    """The searcher's principals, for an external engine: documents that admit none of them do not match."""
 
 
 ANY = Constraints()
-"""What every document meets."""
+"""Constraints that every document meets."""
 
 
 def year_of(date: int) -> int:
@@ -130,8 +133,9 @@ def year_of(date: int) -> int:
 
 @dataclass(frozen=True)
 class Matches:
-    """How many documents match, in all, by type and by year (UTC), the most frequent first; those without a
-    type or a date are in `count` alone, and so are types and years beyond the first `MOST_FACETS`."""
+    """Numbers of matching documents: in all, by type and by year (UTC), most frequent first. Documents
+    without a type or date, and those of types and years beyond the first `MOST_FACETS`, are in `count`
+    only."""
 
     count: int
     types: Mapping[str, int]
@@ -139,15 +143,15 @@ class Matches:
 
 
 class CannotNarrow(IsthmusError):
-    """The engine cannot search under these constraints: it says so, where it would else ignore them."""
+    """The engine cannot search under these constraints; raised instead of ignoring them."""
 
 
 class EngineReader(Protocol):
-    """An engine's documents at one moment. Searches that began with it end with it."""
+    """An engine's documents at one moment. A search uses the same reader from beginning to end."""
 
     @property
     def change(self) -> int:
-        """The store's number of the last change that is in it."""
+        """The store's number of the last change that the reader includes."""
 
     @property
     def lengths(self) -> Mapping[str, int]:
@@ -155,7 +159,7 @@ class EngineReader(Protocol):
 
     @property
     def vocabulary(self) -> object:
-        """The same for readers whose codes mean the same words."""
+        """An object that is the same for all readers whose codes mean the same words."""
 
     def __len__(self) -> int:
         """The number of documents."""
@@ -165,46 +169,47 @@ class EngineReader(Protocol):
         """Whether any document says who may see it."""
 
     def seen_by(self, principals: frozenset[str]) -> EngineReader:
-        """The documents that these principals may see, as if there were no others: nothing that the reader
-        says depends on what it leaves out, but for what `is_own` says."""
+        """The documents that these principals may see, as if there were no others. Results do not depend on
+        the other documents, except counts of terms if `is_own` is False."""
 
     @property
     def is_own(self) -> bool:
-        """Whether counts of terms are of these documents alone, though others are hidden."""
+        """Whether counts of terms cover these documents only, even if others are hidden."""
 
     def matching(self, weights: Mapping[str, float], depth: int, only: Constraints | None = None) -> IntArray:
-        """Documents with any of the words, among them the best `depth` by BM25 with these weights, nearly
-        always: more than `depth`, so that exact scores decide; of those that meet the constraints."""
+        """Candidates: documents with any of the words that meet the constraints. Nearly always, the best
+        `depth` by BM25 with these weights are among them; there are more than `depth`, so that exact
+        scores decide."""
 
     def meeting(self, handles: IntArray, only: Constraints) -> IntArray:
-        """Those of some documents that meet constraints."""
+        """The given documents that meet the constraints."""
 
     def nearest(self, vector: Vectors, depth: int, only: Constraints | None = None) -> IntArray:
-        """The `depth` documents with the largest cosines to a vector; of those that meet the constraints."""
+        """Among the documents that meet the constraints, the `depth` with the largest cosines to a vector."""
 
     def newest(self, depth: int, only: Constraints) -> IntArray:
-        """The `depth` documents with the latest dates that meet constraints, the latest first, then those
-        without a date."""
+        """The `depth` latest documents that meet constraints, latest first and those without a date last."""
 
     def matches(self, words: Iterable[str], only: Constraints | None = None) -> Matches:
-        """Of the documents that have any of the words, or of all where none is named, those that meet the
+        """Count the documents that have any of the words, or all if no word is given, and meet the
         constraints."""
 
     def beginning(self, prefix: str, limit: int | None = None) -> list[tuple[str, int]]:
-        """Terms but stop words that begin so, with about how many documents have each, most frequent
+        """Terms with this prefix, without stop words, and about how many documents have each, most frequent
         first."""
 
     def cosines(self, handles: IntArray, vector: Vectors) -> FloatArray:
-        """Of documents; −inf for one that has no direction, or none yet."""
+        """The cosine of each document with a vector; −inf for a document without direction, or without a
+        vector yet."""
 
     def vectors(self, handles: IntArray) -> Vectors:
         """The vectors of documents; zeros for one that has none."""
 
     def best_span(self, handle: int, vector: Vectors) -> Span | None:
-        """Where in a document's body the passage nearest to a vector stands; None without vectors."""
+        """The span of the passage nearest to a vector in a document's body; None without vectors."""
 
     def counts(self, handles: IntArray, words: Sequence[str]) -> WordCounts:
-        """How often documents have words."""
+        """Count how often each document has each word."""
 
     def tables(self, words: Sequence[str]) -> dict[str, FloatArray]:
         """The counts of some words over all documents, by the names of `BY_FIELD`."""
@@ -219,49 +224,49 @@ class EngineReader(Protocol):
         """How many documents were written after a change."""
 
     def terms(self, handles: IntArray) -> Counted:
-        """All terms of documents, in codes that `words` spells."""
+        """All terms of documents except stop words, as codes that `words` resolves."""
 
     def words(self, first: int = 0) -> list[str]:
-        """The words of codes from `first` on; a code means the same word as long as the engine lives."""
+        """The words with codes from `first` on; a code means the same word as long as the engine exists."""
 
     def statistics(
         self, names: Sequence[str], handles: IntArray | None = None
     ) -> tuple[Ids, Mapping[str, IntArray]]:
-        """The vocabulary in order with the tables named, of all documents or of some."""
+        """The sorted vocabulary and the named tables, over all documents or some."""
 
 
 class Engine(Protocol):
-    """One writer, many readers."""
+    """A node's search engine, with one writer and many readers."""
 
     @property
     def reader(self) -> EngineReader:
-        """The documents as they are now; replaced in one assignment."""
+        """The documents as they are now; replaced by a single assignment."""
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Bring in changes in ascending order: on disk and found when this returns. Those that it has
-        already do no harm."""
+        """Write changes in ascending order; they are on disk and searchable on return. Changes that were
+        applied before are harmless."""
 
     @property
     def encoder(self) -> str:
-        """The encoder that the vectors are of; "" without vectors."""
+        """The encoder of the vectors; "" without vectors."""
 
     @property
     def wasted(self) -> int:
-        """How many versions of documents it stores that are gone or have changed."""
+        """Number of stored document versions that were removed or replaced."""
 
     @property
     def wasted_since(self) -> float:
-        """The Unix time of the first change that left one of those."""
+        """Unix time of the first change that left such a version."""
 
     @property
     def encoded(self) -> int:
-        """How many documents have a vector of the encoder that is filled in."""
+        """Number of documents that have a vector of the encoder whose vectors are being added."""
 
     def unencoded(self, limit: int) -> IntArray:
-        """Documents without a vector of the encoder that is filled in, the first `limit` of them."""
+        """The first `limit` documents without a vector of the encoder whose vectors are being added."""
 
     def unfinished(self) -> dict[int, set[Span]]:
-        """Some documents with vectors of some passages and not of others, and the spans that have one."""
+        """Some documents of which only part of the passages have vectors, with the spans that do."""
 
     def encode(
         self,
@@ -270,23 +275,25 @@ class Engine(Protocol):
         spans: Sequence[Span],
         passages: Sequence[int] | None = None,
     ) -> None:
-        """Give documents vectors, one for every span of the body; `passages` is how many each has in all."""
+        """Add vectors to documents, one for every span of the body; `passages` is each document's number of
+        passages in all."""
 
     def recode(
         self, name: str, width: int, batches: Iterable[Encoded] | None = None, *, keep: bool = True
     ) -> None:
-        """Take vectors of another encoder, none of width 0; with `batches` all now, else as `encode` brings
-        them. Readers see the old ones until every document has a new one, unless those are not to be kept."""
+        """Change to the vectors of another encoder; width 0 removes vectors. With `batches` all are added
+        now, otherwise `encode` adds them. Readers see the old vectors until every document has a new one,
+        unless `keep` is False."""
 
     def maintain(self, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Do a piece of slow work, if there is any: whether there was. Seen after `refresh`. The one method
-        that may run while another thread writes."""
+        """Do one piece of slow work. Returns whether there was any; its result is visible after `refresh`.
+        The only method that may run while another thread writes."""
 
     def refresh(self) -> None:
-        """Show what `maintain` has done to readers that begin."""
+        """Make the result of `maintain` visible to new readers."""
 
     def rebuild(self, batches: Iterable[Sequence[Change]]) -> None:
         """Write all documents anew, so that nothing remains of those that are gone."""
 
     def close(self) -> None:
-        """End what runs; readers stay usable."""
+        """Stop background work; readers stay usable."""

@@ -1,6 +1,6 @@
-"""The simplest reader there can be: documents in memory, every one of them a candidate.
+"""The simplest possible reader: documents in memory, every one of them a candidate.
 
-It tries statistics on a document before a node relies on them, and other engines are compared with it.
+It tests statistics on a document before a node relies on them, and other engines are compared with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from isthmus.engines.terms import STOP, TermBatch
 
 
 class ExactReader:
-    """See `EngineReader`. Of a document that comes several times the last change holds."""
+    """See `EngineReader`. If a document occurs several times, its last change counts."""
 
     def __init__(self, changes: Sequence[Change], vectors: Mapping[int, Vectors] | None = None) -> None:
         last = {each.id: each for each in changes}
@@ -53,7 +53,7 @@ class ExactReader:
         return any(each.allow for each in self.documents)
 
     def seen_by(self, principals: frozenset[str]) -> ExactReader:
-        """Of those documents alone."""
+        """A reader of only the documents that these principals may see."""
         seen = [each for each in self.documents if not each.allow or principals.intersection(each.allow)]
         return ExactReader(seen, self._vectors)
 
@@ -64,7 +64,7 @@ class ExactReader:
 
     @property
     def change(self) -> int:
-        """The last change."""
+        """The number of the last change."""
         return self._change
 
     @property
@@ -84,13 +84,13 @@ class ExactReader:
         return np.array([place.get(word, -1) for word in words], dtype=np.int64)
 
     def matching(self, weights: Mapping[str, float], depth: int, only: Constraints | None = None) -> IntArray:
-        """All documents that have a word."""
+        """All documents that have any of the words and meet the constraints."""
         counts = self.counts(self.handles(), list(weights))
         handles = self.handles()[(counts.title + counts.body).any(axis=1)]
         return handles if only is None else self.meeting(handles, only)
 
     def meeting(self, handles: IntArray, only: Constraints) -> IntArray:
-        """Those whose texts have it, read one by one."""
+        """The documents whose texts meet the constraints, checked one by one."""
         return np.array([at for at in handles.tolist() if self._meets(at, only)], dtype=np.int64)
 
     def _meets(self, handle: int, only: Constraints) -> bool:
@@ -112,7 +112,7 @@ class ExactReader:
         )
 
     def _is_among(self, each: Change, only: Constraints) -> bool:
-        """Whether its type and date are those wanted."""
+        """Whether its type and date meet the constraints."""
         if (only.types and each.type not in only.types) or each.type in only.other_types:
             return False
         if only.since is None and only.until is None:
@@ -129,7 +129,7 @@ class ExactReader:
         return handles[order[np.isfinite(cosines[order])][:depth]]
 
     def newest(self, depth: int, only: Constraints) -> IntArray:
-        """Those that meet constraints, by date; of equal dates the later changes."""
+        """The latest documents that meet constraints; of equal dates the later changes first."""
         rows = self._rows(self.meeting(self.handles(), only)).tolist()
         dates = [-np.inf if each.date is None else each.date for each in self.documents]
         rows.sort(key=lambda row: (dates[row], self.documents[row].change), reverse=True)
@@ -137,7 +137,7 @@ class ExactReader:
         return chosen
 
     def matches(self, words: Iterable[str], only: Constraints | None = None) -> Matches:
-        """Counted one by one."""
+        """Count matching documents one by one."""
         weights = dict.fromkeys(words, 1.0)
         handles = self.matching(weights, len(self), only) if weights else self.newest(len(self), only or ANY)
         rows = [self.documents[row] for row in self._rows(handles).tolist()]
@@ -146,14 +146,14 @@ class ExactReader:
         return Matches(len(rows), dict(types.most_common(MOST_FACETS)), dict(years.most_common(MOST_FACETS)))
 
     def beginning(self, prefix: str, limit: int | None = None) -> list[tuple[str, int]]:
-        """Terms that begin so."""
+        """Terms with this prefix and the number of documents that have each, most frequent first."""
         words = [self._words[at] for at in self._content.tolist() if self._words[at].startswith(prefix)]
         counts = self.tables(words)["text.having"].astype(int).tolist()
         terms = sorted(zip(words, counts, strict=True), key=lambda each: (-each[1], each[0]))
         return [each for each in terms if each[1]][:limit]
 
     def cosines(self, handles: IntArray, vector: Vectors) -> FloatArray:
-        """−inf for a document without direction."""
+        """The cosine of each document with a vector; −inf for a document without direction."""
         vectors = self.vectors(handles)
         norms = np.linalg.norm(vectors, axis=1)
         none = np.full(len(handles), -np.inf)
@@ -161,18 +161,18 @@ class ExactReader:
         return np.asarray(np.divide(products, norms * np.linalg.norm(vector), out=none, where=norms > 0))
 
     def vectors(self, handles: IntArray) -> Vectors:
-        """Zeros for a document that has none."""
+        """The vectors of documents; zeros for one that has none."""
         width = max((len(vector) for vector in self._vectors.values()), default=0)
         none = np.zeros(width, dtype=np.float32)
         rows = [self._vectors.get(handle, none) for handle in handles.tolist()]
         return np.array(rows, dtype=np.float32).reshape(len(handles), width)
 
     def best_span(self, handle: int, vector: Vectors) -> Span | None:
-        """None: documents are not split."""
+        """None: documents are not split into passages."""
         return None
 
     def counts(self, handles: IntArray, words: Sequence[str]) -> WordCounts:
-        """How often documents have words."""
+        """Count how often each document has each word."""
         rows, codes = self._rows(handles), self._codes(words)
         tables = np.zeros((3, len(rows), len(codes)), dtype=np.int32)
         tables[:, :, codes >= 0] = self._counts[:, rows][:, :, codes[codes >= 0]]
@@ -213,13 +213,13 @@ class ExactReader:
         return Counted(len(rows), document, word, times, lead[document, word] > 0)
 
     def words(self, first: int = 0) -> list[str]:
-        """The words of codes from `first` on."""
+        """The words with codes from `first` on."""
         return self._words[first:]
 
     def statistics(
         self, names: Sequence[str], handles: IntArray | None = None
     ) -> tuple[Ids, Mapping[str, IntArray]]:
-        """The vocabulary in order with the tables named."""
+        """The sorted vocabulary, without stop words, and the named tables."""
         totals = self._totals(np.arange(len(self)) if handles is None else self._rows(handles))
         tables = {name: totals[BY_FIELD.index(name)] for name in names}
         some = [at for at in self._content.tolist() if any(table[at] for table in tables.values())]

@@ -1,4 +1,4 @@
-"""Records of one type in a file that only grows, mapped into memory."""
+"""Append-only files of records of one type, mapped into memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from isthmus.errors import DataError
 
 
 class GrowingFile:
-    """`state` is how many records count, and their CRC-32. What lies beyond was never acknowledged and is cut
-    off; a shorter file, or one with another checksum, is a DataError."""
+    """An append-only file; `state` is the number of valid records and their CRC-32. Bytes beyond them were
+    never acknowledged and are cut off; a shorter file, or one with another checksum, is a DataError."""
 
     def __init__(self, path: Path, dtype: Any, state: Sequence[int] = (0, 0)) -> None:
         self.path, self.dtype, (self.count, self._checksum) = path, np.dtype(dtype), state
@@ -34,11 +34,11 @@ class GrowingFile:
 
     @property
     def state(self) -> tuple[int, int]:
-        """How many records there are, and their checksum."""
+        """The number of records and their checksum."""
         return self.count, self._checksum
 
     def append(self, records: NDArray[Any]) -> None:
-        """Write records behind the others; they are on disk after `sync`, and mapped."""
+        """Append records; they are on disk and mapped after `sync`."""
         content = np.ascontiguousarray(records, dtype=self.dtype).view(np.uint8).data
         checksum = zlib.crc32(content, self._checksum)
         place = self.count * self.dtype.itemsize  # whatever a write that failed has left
@@ -48,7 +48,7 @@ class GrowingFile:
         self.count, self._checksum = self.count + len(records), checksum
 
     def sync(self) -> None:
-        """Force everything to disk and map it."""
+        """Force everything to disk and map it again."""
         if self.count > len(self.records):
             os.fsync(self._stream.fileno())
             self.records = self._mapped()
@@ -60,5 +60,5 @@ class GrowingFile:
         return mapped.view(np.ndarray)
 
     def close(self) -> None:
-        """Close the file; what is mapped stays readable."""
+        """Close the file; mapped records stay readable."""
         self._stream.close()

@@ -1,4 +1,4 @@
-"""An index of Meilisearch, found by its own search, whose ranking scores lie between 0 and 1."""
+"""An index of Meilisearch, searched by its own search, whose ranking scores lie between 0 and 1."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _KEY = re.compile("[A-Za-z0-9_-]{1,511}")
 
 
 class MeilisearchEngine:
-    """See `RemoteEngine`. A filter is one of Meilisearch's, over attributes that the index lets filter by;
-    a tenant token brings its own."""
+    """See `RemoteEngine`. The filter is an expression of Meilisearch over filterable attributes of the index;
+    a tenant token adds its own."""
 
     noun: ClassVar[str] = "Meilisearch"
     ranks_alone: ClassVar[bool] = True
@@ -50,7 +50,7 @@ class MeilisearchEngine:
         return self._server.ask("POST", f"/indexes/{self._at.source}/{verb}", {**body, **both})
 
     def _narrowed(self, only: Constraints) -> list[str]:
-        """Filters of documents that meet constraints; dates are numbers."""
+        """Filter expressions for documents that meet constraints; dates are numbers."""
         at, filters = self._at, list[str]()
         for types, sign in ((only.types, "IN"), (only.other_types, "NOT IN")):
             values = ", ".join(json.dumps(each, ensure_ascii=False) for each in types)
@@ -76,7 +76,7 @@ class MeilisearchEngine:
         return sources
 
     def check_rules(self) -> None:
-        """That the index filters by the attribute."""
+        """Raise a ConfigError unless the attribute of principals is filterable."""
         names = self._server.ask("GET", f"/indexes/{self._at.source}/settings/filterable-attributes")
         if self._at.allow not in names and "*" not in names:
             raise ConfigError(
@@ -86,16 +86,15 @@ class MeilisearchEngine:
             )
 
     def documents(self, only: Constraints = ANY) -> int:
-        """Documents that meet the filter."""
+        """Count the documents that meet filter and constraints."""
         return int(self._ask("documents/fetch", {"limit": 0}, only)["total"])
 
     def version(self) -> str:
-        """How many documents there are."""
+        """The number of documents."""
         return f"documents {self.documents()}"
 
     def matches(self, text: str, only: Constraints = ANY) -> Matches:
-        """What its search finds, at most as many as the index's `maxTotalHits`; by type where that is
-        filterable."""
+        """Count what its search finds, at most the index's `maxTotalHits`; by type if that is filterable."""
         words = " ".join(words_of(text))  # signs have meanings of their own there: -word, "a phrase"
         if not words:
             return Matches(0, {}, {})
@@ -117,14 +116,14 @@ class MeilisearchEngine:
     def search(
         self, text: str, vector: Vectors, depth: int, only: Constraints = ANY
     ) -> list[tuple[str, float]]:
-        """By Meilisearch's order."""
+        """The best documents in Meilisearch's order, with its ranking scores."""
         words = " ".join(words_of(text))
         body = {"q": words, "limit": depth, "showRankingScore": True, "attributesToRetrieve": [self._at.id]}
         hits = self._ask("search", body, only)["hits"] if words else []
         return [(str(hit[self._at.id]), float(hit["_rankingScore"])) for hit in hits]
 
     def get(self, ids: Sequence[str]) -> dict[str, RemoteDocument]:
-        """Documents by their keys; what cannot be one is left out."""
+        """Documents by their keys; texts that cannot be keys are left out."""
         documents: dict[str, RemoteDocument] = {}
         ids = [id for id in ids if _KEY.fullmatch(id)]
         for start in range(0, len(ids), BATCH):
@@ -134,11 +133,12 @@ class MeilisearchEngine:
         return documents
 
     def newest(self, depth: int, only: Constraints = ANY) -> list[str]:
-        """Ordered here: Meilisearch does by what an index lets sort by alone."""
+        """The latest documents, sorted here: Meilisearch sorts only by attributes that the index declares
+        sortable."""
         return latest(self.scan(only), depth)
 
     def scan(self, only: Constraints = ANY) -> Iterator[list[RemoteDocument]]:
-        """Documents in the order that Meilisearch has them."""
+        """All documents in Meilisearch's own order."""
         start, total = 0, 1
         while start < total:
             page = self._ask(

@@ -1,8 +1,8 @@
-"""An index of OpenSearch or Elasticsearch, over the part of the REST interface that both have.
+"""An index of OpenSearch or Elasticsearch, by the part of the REST interface that both share.
 
-Candidates are documents with any of the terms, by the engine's own BM25 of each; exact scores decide
-afterwards. Whether the engine's terms are those of our analysis is proved by `_mtermvectors`. Shards and
-replicas are the engine's business.
+Candidates are documents with any of the terms, ranked by the engine's own BM25; exact scores decide
+afterwards. `_mtermvectors` shows whether the engine's terms are those of our analysis. Shards and replicas
+are left to the engine.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from isthmus.engines.terms import STOP
 from isthmus.errors import ConfigError
 
 MILLI = 1_000
-"""Dates that are numbers are milliseconds."""
+"""Ticks per second of numeric dates: they are in milliseconds."""
 HALF = 10.0
-"""The score that becomes ½."""
+"""The engine's score that becomes ½."""
 OPEN = "1m"
-"""How long a scroll stays open between two pages."""
+"""Time for which a scroll stays open between two pages."""
 
 
 class OpenSearchEngine:
-    """See `CountedEngine`. A filter is a query as JSON; a key is `user:password`, or an API key."""
+    """See `CountedEngine`. The filter is a query as JSON; the key is `user:password`, or an API key."""
 
     noun: ClassVar[str] = "OpenSearch"
     ranks_alone: ClassVar[bool] = False
@@ -76,7 +76,7 @@ class OpenSearchEngine:
         return [{"term": {self._at.type: {"value": each, "case_insensitive": True}}} for each in types]
 
     def sources(self) -> list[RemoteSource]:
-        """Indexes with a text, but the engine's own."""
+        """Indexes with a text field, except the engine's own."""
         sources = []
         for each in self._server.ask("GET", "/_cat/indices", params={"format": "json"}):
             if each["index"].startswith(".") or each.get("status") == "close":
@@ -90,7 +90,8 @@ class OpenSearchEngine:
         return sources
 
     def check_rules(self) -> None:
-        """That the field is one of keywords: of others single words would be compared."""
+        """Raise a ConfigError unless the field of principals has type keyword: others would be compared word
+        by word."""
         for mapping in self._server.ask("GET", f"/{self._at.source}/_mapping").values():
             properties, kind = mapping["mappings"].get("properties", {}), {}
             for part in self._at.allow.split("."):
@@ -104,32 +105,32 @@ class OpenSearchEngine:
                 )
 
     def documents(self, only: Constraints = ANY) -> int:
-        """Documents that meet the filter."""
+        """Count the documents that meet filter and constraints."""
         return int(self._server.ask("POST", f"/{self._at.source}/_count", self._query(only=only))["count"])
 
     def version(self) -> str:
-        """How many documents were ever written and removed."""
+        """The number of documents ever written and removed."""
         done = self._server.ask("GET", f"/{self._at.source}/_stats/indexing")["_all"]["primaries"]["indexing"]
         return f"written {done['index_total'] + done['delete_total']}"
 
     def search(
         self, text: str, vector: Vectors, depth: int, only: Constraints = ANY
     ) -> list[tuple[str, float]]:
-        """By the engine's BM25 of any of the words; its scores s become s/(s + 10)."""
+        """The best documents by the engine's BM25 of any of the words; a score s becomes s/(s + 10)."""
         hits = self._hits(self._of_text(text), depth, only)
         return [(hit["_id"], hit["_score"] / (hit["_score"] + HALF)) for hit in hits]
 
     def matching(self, weights: Mapping[str, float], depth: int, only: Constraints = ANY) -> list[str]:
-        """Documents with any of the terms; rarity is the engine's own in the place of the weights."""
+        """Documents with any of the terms, ranked with the engine's own term weights instead of these."""
         terms = [word for word, weight in weights.items() if weight > 0]
         return [hit["_id"] for hit in self._hits(self._of_terms(terms), depth, only)]
 
     def matches(self, text: str, only: Constraints = ANY) -> Matches:
-        """Documents that `search` would find."""
+        """Count the documents that `search` would find."""
         return self._matched(self._of_text(text), only)
 
     def having(self, terms: Sequence[str], only: Constraints = ANY) -> Matches:
-        """Documents with any of the terms."""
+        """Count the documents with any of the terms."""
         return self._matched(self._of_terms(terms), only)
 
     def _of_text(self, text: str) -> list[Any]:
@@ -173,7 +174,7 @@ class OpenSearchEngine:
         return Matches(total, dict(types.most_common(MOST_FACETS)), dict(years.most_common(MOST_FACETS)))
 
     def agreement(self, terms: Mapping[str, Sequence[str]]) -> int:
-        """Terms of documents that are terms of theirs in the engine too."""
+        """How many of the documents' terms the engine has for the same documents."""
         options = {"positions": False, "offsets": False, "field_statistics": False}
         wanted = [{"_id": id, "fields": self._fields, **options} for id in terms]
         reply = self._server.ask("POST", f"/{self._at.source}/_mtermvectors", {"docs": wanted})
@@ -194,7 +195,7 @@ class OpenSearchEngine:
         return documents
 
     def newest(self, depth: int, only: Constraints = ANY) -> list[str]:
-        """By date."""
+        """Ids of the documents with the latest dates."""
         order = {"sort": [{self._at.date: {"order": "desc", "missing": "_last"}}]} if self._at.date else {}
         body = {**self._query(only=only), "size": depth, "_source": False, **order}
         return [hit["_id"] for hit in self._search(body)["hits"]["hits"]]
@@ -217,7 +218,7 @@ class OpenSearchEngine:
 
 
 def _kinds(properties: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Fields of a mapping, those inside others too, and whether they are texts."""
+    """The fields of a mapping, nested ones as `a.b`, and whether they are texts."""
     kinds: dict[str, str] = {}
     for name, each in properties.items():
         if "properties" in each:

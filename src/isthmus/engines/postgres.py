@@ -1,10 +1,10 @@
-"""A table of PostgreSQL, found by its own full-text search.
+"""A table of PostgreSQL, searched by its own full-text search.
 
     … WHERE tsv @@ 'tidal' | 'power' ORDER BY Σ weight·tf/(tf + k1·(1 − b + b·length/average)) DESC
 
-`ts_rank` of one term is w·6/π²·Σ 1/i² over its occurrences i, from which their number tf comes back; lengths
-are of octets. So the order is nearly that of BM25, and exact scores decide it afterwards. Connections are
-read-only, and see what their role may see: grants and row-level security hold.
+`ts_rank` of one term is w·6/π²·Σ 1/i² over its occurrences i, from which their number tf is computed; lengths
+are in octets. So the order is nearly that of BM25, and exact scores decide afterwards. Connections are
+read-only and see what their role may see: grants and row-level security apply.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ from isthmus.errors import ConfigError, MissingExtra, ServiceError
 from isthmus.retrieval import BM25
 
 GONE = ("08", "28", "3D", "53300", "57P")
-"""SQLSTATEs of a server that nobody can use: no connection, no right to one, no database, shut down."""
+"""SQLSTATEs of a server that cannot be used at all: no connection, no right to connect, no database, shut
+down."""
 IDLE = 4
-"""Connections that stay open at most."""
+"""Maximum number of idle connections that stay open."""
 GRACE = 2
-"""Times `Location.seconds` after which an answer is given up here, if the server's own timeout does not."""
+"""Multiple of `Location.seconds` after which the client stops waiting, if the server's own timeout did not
+act."""
 _SOURCES = """
     SELECT c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname), n.nspname = 'public', c.reltuples
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -57,7 +59,7 @@ _INDEXED = """
     WHERE i.indrelid = %s AND pg_get_expr(i.indexprs, i.indrelid) LIKE 'to_tsvector(%%'"""
 _ALIKE = "{.1, .1, .1, .1}"
 _TIMES = "(1 / (1.645 * greatest(1 - 10 * r{0}, 1e-4)) - 0.5)"
-"""The number of occurrences: Σ 1/i² up to n lacks 1/(n + ½) of π²/6, or nearly."""
+"""SQL for the number n of occurrences: Σ 1/i² up to n is less than π²/6 by about 1/(n + ½)."""
 _SPREAD = f"({BM25().k1} * (1 - {BM25().b} + {BM25().b} * size))"
 _CONFIGURATION = re.compile(r"to_tsvector\('(\w+)'")
 _WHOLE = re.compile("-?[0-9]{1,18}")
@@ -65,7 +67,7 @@ _KINDS = {"text": "text", "character varying": "text", "character": "text", "tsv
 
 
 class PostgresEngine:
-    """See `CountedEngine`. A `search_by` is a tsvector: a column, or an expression that an index has."""
+    """See `CountedEngine`. `search_by` is a tsvector: a column, or an expression that has an index."""
 
     noun: ClassVar[str] = "PostgreSQL"
     ranks_alone: ClassVar[bool] = True
@@ -96,7 +98,7 @@ class PostgresEngine:
 
     @cached_property
     def _fields(self) -> str:
-        """What is read of a row: those of a `RemoteDocument`."""
+        """SQL columns for the fields of a `RemoteDocument`."""
         texts = (*(() if self._at.title else ("''",)), *self._texts)
         rules = f"coalesce({self._rules}, '{{}}')"
         return ", ".join((f"{self._id}::text", *texts, f"coalesce({self._type}, '')", self._dates[0], rules))
@@ -107,7 +109,8 @@ class PostgresEngine:
 
     @cached_property
     def _dates(self) -> tuple[str, str, str]:
-        """The date as Unix time, the column, and the expression for a Unix time to compare it with."""
+        """SQL for the date as Unix time, the date's column, and the placeholder of a Unix time to compare
+        with it."""
         if not self._at.date:
             return "NULL::bigint", "NULL::bigint", "%s"
         column = _quoted(self._at.date)
@@ -123,7 +126,7 @@ class PostgresEngine:
         return seconds, column, moment
 
     def _narrowed(self, only: Constraints) -> tuple[str, list[Any]]:
-        """The condition of the rows that meet constraints, and its values."""
+        """The SQL condition for rows that meet constraints, and its values."""
         parts, values = [self._where], list[Any]()
         for wanted, test in ((only.types, "= ANY(%s)"), (only.other_types, "<> ALL(%s)")):
             if wanted:
@@ -144,7 +147,7 @@ class PostgresEngine:
 
     @cached_property
     def _rules(self) -> str:
-        """The array of a row's principals."""
+        """SQL for the array of a row's principals."""
         if not self._at.allow:
             return "NULL::text[]"
         column = _quoted(self._at.allow)
@@ -159,12 +162,12 @@ class PostgresEngine:
         )
 
     def check_rules(self) -> None:
-        """That the column is one of names."""
+        """Raise a ConfigError unless the column of principals is of type text or text[]."""
         _ = self._rules
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        """A connection that nobody else uses; one that failed is not used again."""
+        """A connection for exclusive use; after an error it is closed, otherwise reused."""
         with self._lock:
             db = self._idle.pop() if self._idle else None
         try:
@@ -229,7 +232,7 @@ class PostgresEngine:
             return rows
 
     def sources(self) -> list[RemoteSource]:
-        """Tables and views with a text, and what could be searched in them."""
+        """Tables and views with a text column, and what can be searched in them."""
         sources = []
         for oid, name, is_public, estimate in self._rows(_SOURCES):
             columns = self._rows(_COLUMNS, (oid,))
@@ -246,12 +249,13 @@ class PostgresEngine:
         return sources
 
     def documents(self, only: Constraints = ANY) -> int:
-        """Rows that the role sees and the filter lets through."""
+        """Count the rows that the role sees and that meet filter and constraints."""
         where, values = self._narrowed(only)
         return int(self._rows(f"SELECT count(*) FROM {self._source} WHERE {where}", values)[0][0])
 
     def version(self) -> str:
-        """How many rows were ever written and removed, as the server counts them; of a view, the rows."""
+        """The number of rows ever written and removed, as the server counts them; for a view, its number of
+        rows."""
         counted = self._rows(
             """SELECT n_tup_ins + n_tup_upd + n_tup_del FROM pg_stat_all_tables
             WHERE relid = to_regclass(%s)""",
@@ -260,14 +264,15 @@ class PostgresEngine:
         return f"written {counted[0][0]}" if counted else f"rows {self.documents()}"
 
     def _query(self, text: str) -> tuple[str, list[str]]:
-        """A tsquery of any of a text's words, in the configuration of the expression or the server's."""
+        """SQL for a tsquery of any of a text's words, and the words. The text search configuration is that of
+        `search_by`, or the server's."""
         words = words_of(text)
         return "(" + " || ".join([f"plainto_tsquery({self._configuration}%s)"] * len(words)) + ")", words
 
     def search(
         self, text: str, vector: Vectors, depth: int, only: Constraints = ANY
     ) -> list[tuple[str, float]]:
-        """By `ts_rank_cd` of any of the words."""
+        """The best rows by `ts_rank_cd` of any of the words."""
         query, words = self._query(text)
         if not words:
             return []
@@ -280,12 +285,12 @@ class PostgresEngine:
         return [(id, float(score)) for id, score in rows]
 
     def matches(self, text: str, only: Constraints = ANY) -> Matches:
-        """Rows that `search` would find."""
+        """Count the rows that `search` would find."""
         query, words = self._query(text)
         return self._matched(query, words, only) if words else Matches(0, {}, {})
 
     def having(self, terms: Sequence[str], only: Constraints = ANY) -> Matches:
-        """Rows with any of the terms; stop words find nothing."""
+        """Count the rows with any of the terms; stop words match nothing."""
         lexemes = [_lexeme(word) for word in terms if not word.startswith(STOP)]
         return self._matched("%s::tsquery", [" | ".join(lexemes)], only) if lexemes else Matches(0, {}, {})
 
@@ -305,8 +310,8 @@ class PostgresEngine:
         return Matches(total, dict(types[:MOST_FACETS]), dict(years[:MOST_FACETS]))
 
     def matching(self, weights: Mapping[str, float], depth: int, only: Constraints = ANY) -> list[str]:
-        """Rows with any of the terms, those first that BM25 with these weights puts first, or nearly; stop
-        words find nothing."""
+        """Rows with any of the terms, nearly in the order of BM25 with these weights; stop words match
+        nothing."""
         terms = {word: weight for word, weight in weights.items() if weight > 0 and not word.startswith(STOP)}
         if not terms:
             return []
@@ -324,14 +329,14 @@ class PostgresEngine:
         return [id for (id,) in self._rows(statement, filled)]
 
     def _average_size(self) -> float:
-        """Of the first thousand rows, in octets."""
+        """Average length of the first thousand rows, in octets."""
         if not self._average:
             sizes = f"SELECT {self._size} AS size FROM {self._source} WHERE {self._where} LIMIT 1000"
             self._average = float(self._rows(f"SELECT avg(size) FROM ({sizes}) AS sizes")[0][0] or 1)
         return self._average
 
     def agreement(self, terms: Mapping[str, Sequence[str]]) -> int:
-        """Terms of documents that are lexemes of theirs on the server."""
+        """How many of the documents' terms are lexemes of the same documents on the server."""
         total = 0
         for id, words in terms.items():
             where, value = self._keyed([id])
@@ -341,7 +346,7 @@ class PostgresEngine:
         return total
 
     def get(self, ids: Sequence[str]) -> dict[str, RemoteDocument]:
-        """Rows by their keys."""
+        """The rows with these keys, by key."""
         documents: dict[str, RemoteDocument] = {}
         for start in range(0, len(ids), BATCH):
             where, value = self._keyed(list(ids[start : start + BATCH]))
@@ -350,7 +355,8 @@ class PostgresEngine:
         return documents
 
     def _keyed(self, ids: list[str]) -> tuple[str, list[str]]:
-        """A condition that the key's index serves, and its value; keys not of its type are left out."""
+        """A condition that can use the key's index, and its value; ids that are not of the key's type are
+        left out."""
         if not self._key_type:
             first = f"SELECT {self._id} FROM {self._source} LIMIT 1"
             ((kind,),) = self._rows(f"SELECT pg_typeof(({first}))::text")
@@ -363,14 +369,14 @@ class PostgresEngine:
         return f"{self._id}::text = ANY(%s::text[])", [id.replace("\0", " ") for id in ids]
 
     def newest(self, depth: int, only: Constraints = ANY) -> list[str]:
-        """By date."""
+        """Ids of the rows with the latest dates."""
         where, values = self._narrowed(only)
         statement = f"""SELECT {self._id}::text FROM {self._source} WHERE {where}
             ORDER BY {self._dates[0]} DESC NULLS LAST, 1 LIMIT %s"""
         return [id for (id,) in self._rows(statement, (*values, depth))]
 
     def scan(self, only: Constraints = ANY) -> Iterator[list[RemoteDocument]]:
-        """Rows in the order of their keys, a statement for each batch: none runs for long."""
+        """All rows in key order, one statement for each batch, so that none runs for long."""
         key, (where, values) = self._id, self._narrowed(only)
         self._keyed([])
         last, after = "", "TRUE"
@@ -393,7 +399,7 @@ class PostgresEngine:
 
 
 def vector_of(columns: Sequence[str], configuration: str) -> str:
-    """The tsvector of columns that have none: read anew by every search."""
+    """SQL for the tsvector of columns that have none; every search computes it again."""
     texts = " || ' ' || ".join(f"coalesce({_quoted(name)}::text, '')" for name in columns)
     if not configuration.replace("_", "").isalnum():
         raise ConfigError(f"{configuration!r} is no text search configuration", expected="english")
@@ -401,20 +407,20 @@ def vector_of(columns: Sequence[str], configuration: str) -> str:
 
 
 def _bounded(connection: Any, seconds: float) -> Any:
-    """Connections that give up a server which is silent, or whose answer has no end."""
+    """A class of connections that give up if the server is silent or its answer has no end."""
 
     class BoundedConnection(connection):  # type: ignore[misc]
-        """Waits as long as that for each answer."""
+        """A connection that waits a limited time for each answer."""
 
         def wait(self, gen: Any, *arguments: Any, **named: Any) -> Any:
-            """What an exchange with the server comes to."""
+            """Run one exchange with the server and return its result."""
             return super().wait(_within(gen, seconds), *arguments, **named)
 
     return BoundedConnection
 
 
 def _within(exchange: Generator[Any, Any, Any], seconds: float) -> Generator[Any, Any, Any]:
-    """An exchange with a server that ends in time; psycopg resumes it several times a second."""
+    """Limit the duration of an exchange with the server; psycopg resumes it several times a second."""
     from psycopg import OperationalError
 
     until = time.monotonic() + seconds
@@ -430,7 +436,7 @@ def _within(exchange: Generator[Any, Any, Any], seconds: float) -> Generator[Any
 
 
 def _dated(seconds: str) -> str:
-    """Unix time, or NULL where that is no date."""
+    """SQL for a Unix time, or NULL if it is out of range."""
     return f"CASE WHEN {seconds} BETWEEN {-LATEST} AND {LATEST} THEN {seconds} END"
 
 

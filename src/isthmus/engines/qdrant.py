@@ -1,7 +1,7 @@
-"""A collection of Qdrant: found by vectors, where the encoder that made them is known, or by words.
+"""A collection of Qdrant: searched by vectors if their encoder is known, otherwise by words.
 
-By words means by how many words of the query the texts have, of which Qdrant's own text conditions judge; an
-index on the payload makes that fast. A cluster answers as one server does.
+A search by words ranks texts by how many words of the query they have, according to Qdrant's own text
+conditions; an index on the payload makes that fast. A cluster is used like a single server.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from isthmus.engines.remote import (
 )
 
 PROPOSED = 1_000
-"""Points with a word of the query that are compared, at least."""
+"""Minimum number of points with a word of the query that are compared."""
 
 
 class QdrantEngine:
-    """See `VectorEngine`. A `search_by` is the name of a vector, a filter is JSON, and ids are points'."""
+    """See `VectorEngine`. `search_by` is the name of a vector, the filter is JSON, and ids are those of
+    points."""
 
     noun: ClassVar[str] = "Qdrant"
     ranks_alone: ClassVar[bool] = True
@@ -95,23 +96,24 @@ class QdrantEngine:
         return RemoteSource(name, int(about.get("points_count") or 0), {"id": "id", **kinds, **named})
 
     def check_rules(self) -> None:
-        """Any field of the payload filters."""
+        """Do nothing: Qdrant filters by any field of the payload."""
 
     def documents(self, only: Constraints = ANY) -> int:
-        """Points that meet the filter."""
+        """Count the points that meet filter and constraints."""
         return self._count(self._only(only=only))
 
     def _count(self, only: dict[str, Any]) -> int:
         return int(self._points("/count", {"exact": True, **only})["count"])
 
     def version(self) -> str:
-        """How many points there are."""
+        """The number of points."""
         return f"points {self.documents()}"
 
     def search(
         self, text: str, vector: Vectors, depth: int, only: Constraints = ANY
     ) -> list[tuple[str, float]]:
-        """By the similarity of vectors, from 0 to 1; without one, by the share of words that a text has."""
+        """The nearest points with similarities from 0 to 1. Without a vector, the points with the largest
+        share of matching pairs of a word and a field."""
         if vector.any():
             query = {
                 "query": vector.tolist(),
@@ -135,12 +137,12 @@ class QdrantEngine:
         return [(str(hit["id"]), float(hit["score"]) / len(conditions)) for hit in hits]
 
     def _having(self, text: str) -> list[list[Any]]:
-        """For every word of a text, the conditions that a field has it."""
+        """For every word of a text, the conditions that title or body has it."""
         fields = [name for name in (self._at.title, self._at.body) if name]
         return [[{"key": field, "match": {"text": word}} for field in fields] for word in words_of(text)]
 
     def matches(self, text: str, only: Constraints = ANY) -> Matches:
-        """Points with any of the words; by type where the payload's index counts values."""
+        """Count the points with any of the words; by type if the payload has an index on it."""
         conditions = [each for word in self._having(text) for each in word]
         if not conditions:
             return Matches(0, {}, {})
@@ -155,7 +157,7 @@ class QdrantEngine:
         return Matches(self._count(among), dict(types.most_common(MOST_FACETS)), {})
 
     def _similarity(self, score: float) -> float:
-        """Between 0 and 1, the larger the nearer, whatever distance the collection has."""
+        """Map a score of the collection's distance to a number from 0 to 1, larger for nearer points."""
         if not self._distance:
             about = self._server.ask("GET", f"/collections/{self._at.source}")["result"]["config"]["params"]
             vectors = about["vectors"]
@@ -165,7 +167,7 @@ class QdrantEngine:
         return 1 / (1 + np.exp(-score)) if self._distance == "Dot" else 1 / (1 + max(score, 0.0))
 
     def get(self, ids: Sequence[str]) -> dict[str, RemoteDocument]:
-        """Points by their ids, which are whole numbers and UUIDs."""
+        """Points by their ids, which are whole numbers or UUIDs; other ids are left out."""
         points = [point for id in ids if (point := _point(id)) is not None]
         documents: dict[str, RemoteDocument] = {}
         for start in range(0, len(points), BATCH):
@@ -184,7 +186,8 @@ class QdrantEngine:
         return {id: np.array(vector, dtype=np.float32) for id, vector in vectors.items()}
 
     def newest(self, depth: int, only: Constraints = ANY) -> list[str]:
-        """Ordered here: Qdrant does by what the payload has an index of alone, and leaves out the rest."""
+        """The latest points, sorted here: Qdrant sorts only by a field with an index, and omits points
+        without the field."""
         return latest(self.scan(only), depth)
 
     def scan(self, only: Constraints = ANY) -> Iterator[list[RemoteDocument]]:
@@ -203,7 +206,7 @@ class QdrantEngine:
 
 
 def _point(id: str) -> int | str | None:
-    """An id as Qdrant has it; None for what cannot be one."""
+    """An id in Qdrant's form; None if it cannot be one."""
     if id.isascii() and id.isdigit():
         return int(id) if int(id) < 1 << 64 else None
     try:

@@ -1,16 +1,16 @@
-"""A search engine that an organisation runs already: what its adapter gives. It is read and never written.
+"""A search engine that an organisation runs already: the interface of its adapter. It is only read.
 
-    RemoteEngine    finds documents by a query with scores of its own, and shows them: level *scores*
-    CountedEngine   finds documents by terms, as our analysis has them, too: level *full*
+    RemoteEngine    finds documents by a query with scores of its own, and returns their texts: level *scores*
+    CountedEngine   also finds documents by terms of our analysis: level *full*
 
-Texts are analysed here, by the analysis that all silos share; an engine proposes candidates and has the
-documents. What may be seen is what the credentials in its address may see, and meets its `filter`.
+Texts are analysed here, by the analysis that all silos share; an engine supplies candidates and documents.
+Only documents are searched that the credentials in its address may see and that meet its `filter`.
 
-Types and dates of documents are pushed into the engine; what else narrows a search is read in the texts of
+Constraints on types and dates of documents are applied by the engine; the others are checked in the texts of
 its candidates.
 
-Adapters raise a ServiceError of one line where a server does not answer, with the cure, and a ConfigError
-where the settings are at fault; no message has a password or a key.
+Adapters raise a ServiceError of one line, with the cure, if a server does not answer, and a ConfigError if
+the settings are wrong; no message contains a password or a key.
 """
 
 from __future__ import annotations
@@ -32,59 +32,60 @@ from isthmus.engines.engine import ANY, CannotNarrow, Constraints, Matches
 from isthmus.errors import ConfigError, DataError, ServiceError, plain
 
 BATCH = 500
-"""Documents that are read at once."""
+"""Documents that are read in one request."""
 MOST_BYTES, PATIENCE = 256 << 20, 10
-"""Of one answer: bytes, and how many times `Location.seconds` it may take from its first byte to its last."""
+"""Limits of one answer: bytes, and duration as a multiple of `Location.seconds`."""
 MOST_TERMS = 400
-"""Of a query, the rarest: engines refuse a thousand clauses, and every term is one in each field."""
+"""Terms of a query that are sent, the rarest: engines refuse a thousand clauses, and each field needs one a
+term."""
 LONGEST_LINE = 32 << 20
-"""Bytes of one document, as an export has it."""
+"""Maximum bytes of one document in an export."""
 MOST_LISTED = 1_000
-"""Documents that are put in the order of their dates here, of an engine that does not."""
+"""Maximum number of documents that are sorted by date here, for engines that cannot sort by it."""
 LATEST = 253_402_300_800
-"""The Unix time after which nothing is a date: the year 10000."""
+"""Unix time of the year 10000: numbers from there on are not dates."""
 TOO_SLOW = "too slow"
-"""The code of a RemoteProblem: what was asked took longer than `Location.seconds`."""
+"""The code of a RemoteProblem for a request that took longer than `Location.seconds`."""
 NOBODY = ("user:",)
-"""The rule of a document whose own cannot be read: no person has this principal."""
+"""The rule of a document whose own rule cannot be read: no person has this principal."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where documents are: a server, a table, collection or index of it, and the fields that are read."""
+    """Where documents are: a server, a table, collection or index on it, and the fields to read."""
 
     url: str
     source: str = ""
     id: str = "id"
     title: str = ""
-    """Empty where documents have none."""
+    """Field of the title; empty if documents have none."""
     body: str = "body"
     type: str = ""
     date: str = ""
-    """The fields that are a document's type and date; empty where it has none."""
+    """Fields of a document's type and date; empty if it has none."""
     allow: str = ""
-    """The field of the principals who may see a document; empty where it has none."""
+    """Field of the principals who may see a document; empty if there is none."""
     allowed: tuple[str, ...] = ()
-    """Who may see a document that does not say so; all where it is empty."""
+    """Principals who may see a document that names none; everybody if empty."""
     search_by: str = ""
-    """What is searched, where it is no field of text: a tsvector, the name of a vector."""
+    """What is searched if not text fields: a tsvector, or the name of a vector."""
     filter: str = ""
-    """Which documents there are, in the engine's own language."""
+    """A condition that documents must meet, in the engine's own language."""
     key: str = field(default="", repr=False)
     seconds: float = 5.0
-    """That a server has to answer."""
+    """Seconds within which the server has to answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteDocument:
-    """A document as an engine has it."""
+    """A document as an external engine returns it."""
 
     id: str
     title: str
     body: str
     type: str = ""
-    """In lower case."""
+    """Its type in lower case."""
     date: int | None = None
     """Its Unix time."""
     allow: tuple[str, ...] = ()
@@ -93,9 +94,9 @@ class RemoteDocument:
 
 @dataclass(frozen=True)
 class RemoteSource:
-    """A table, collection or index: how many documents, and its fields with their kinds.
+    """A table, collection or index, with its number of documents and the kinds of its fields.
 
-    Kinds are those of `Location`'s fields that they may be: id, text, search (`search_by`), other.
+    A field's kind says what it can be in a `Location`: id, text, search (`search_by`) or other.
     """
 
     name: str
@@ -105,29 +106,30 @@ class RemoteSource:
 
 
 class RemoteEngine(Protocol):
-    """Documents on a server, and its own way to search them. Safe to use from any thread.
+    """Documents on a server, and the server's own search. Safe to use from any thread.
 
-    Of constraints an engine reads types, dates and who may see a document, in fields that its location names.
+    Of the constraints, an engine applies types, dates and who may see a document, by the fields that its
+    location names.
     """
 
     noun: ClassVar[str]
-    """What people call it."""
+    """Product name, for messages."""
     ranks_alone: ClassVar[bool]
-    """Whether its score of a document depends on that document and the query alone."""
+    """Whether its score of a document depends only on that document and the query."""
     location: Location
 
     def sources(self) -> list[RemoteSource]:
-        """What could be attached there."""
+        """Tables, collections or indexes on the server that could be attached."""
 
     def check_rules(self) -> None:
-        """That documents can be filtered by who may see them, in the field that the location names, before
-        they are ranked; else a ConfigError."""
+        """Raise a ConfigError unless documents can be filtered, before they are ranked, by the field that
+        says who may see them."""
 
     def documents(self, only: Constraints = ANY) -> int:
-        """How many documents there are, of those that meet constraints."""
+        """Count the documents that meet constraints."""
 
     def version(self) -> str:
-        """Another where documents have changed; cheap."""
+        """A text that changes when documents have changed; cheap to get."""
 
     def search(
         self, text: str, vector: Vectors, depth: int, only: Constraints = ANY
@@ -135,17 +137,17 @@ class RemoteEngine(Protocol):
         """The best `depth` ids with scores between 0 and 1, best first, by the engine's own ranking."""
 
     def matches(self, text: str, only: Constraints = ANY) -> Matches:
-        """How many documents its own search by words finds, as the engine counts them."""
+        """Count the documents that the engine's own search by words finds."""
 
     def get(self, ids: Sequence[str]) -> dict[str, RemoteDocument]:
         """The documents with these ids, by id; unknown ids are left out."""
 
     def newest(self, depth: int, only: Constraints = ANY) -> list[str]:
-        """Ids of documents that meet constraints, the latest first, and those without a date last; raises
-        CannotNarrow where too many do."""
+        """Ids of the `depth` latest documents that meet constraints, latest first and those without a date
+        last. Raises CannotNarrow if too many meet them."""
 
     def scan(self, only: Constraints = ANY) -> Iterator[list[RemoteDocument]]:
-        """All documents that meet constraints, some hundred at a time."""
+        """All documents that meet constraints, in batches of some hundred."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -153,28 +155,28 @@ class RemoteEngine(Protocol):
 
 @runtime_checkable
 class CountedEngine(RemoteEngine, Protocol):
-    """An engine that finds documents by terms."""
+    """An engine that can be searched by terms."""
 
     def matching(self, weights: Mapping[str, float], depth: int, only: Constraints = ANY) -> list[str]:
-        """Ids of documents with any of the terms, `depth` of them that seem best by these weights."""
+        """Ids of documents with any of the terms: `depth` of them, about the best by these weights."""
 
     def having(self, terms: Sequence[str], only: Constraints = ANY) -> Matches:
-        """How many documents have any of the terms."""
+        """Count the documents that have any of the terms."""
 
     def agreement(self, terms: Mapping[str, Sequence[str]]) -> int:
-        """How many of documents' terms, by id, the engine finds each document by."""
+        """How many of the documents' terms, given by id, find their document in the engine."""
 
 
 @runtime_checkable
 class VectorEngine(RemoteEngine, Protocol):
-    """An engine that finds documents by vectors."""
+    """An engine that can be searched by vectors."""
 
     def vectors(self, ids: Sequence[str]) -> dict[str, Vectors]:
         """The vectors of documents that have one."""
 
 
 class JsonServer:
-    """A server that answers JSON over HTTPS, or over HTTP on this machine."""
+    """A server with a JSON interface, over HTTPS, or over HTTP on this machine."""
 
     def __init__(self, location: Location, noun: str, headers: Mapping[str, str]) -> None:
         import httpx
@@ -192,7 +194,8 @@ class JsonServer:
         self._seconds = location.seconds
 
     def ask(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
-        """What the server answers; a ServiceError of one line for anything but success."""
+        """Send a request and return the JSON of its answer. Raises a ServiceError of one line for anything
+        but success."""
         reply = self._reply(lambda: self._whole(method, path, json=body, **options))
         try:
             return reply.json()
@@ -200,7 +203,7 @@ class JsonServer:
             raise ServiceError(f"{self.noun} answers no JSON (check engine.url)") from None
 
     def _whole(self, method: str, path: str, **options: Any) -> Any:
-        """A reply of bounded length and time: one that goes on and on would keep its thread for ever."""
+        """Read a whole reply, of limited length and time: an endless one would occupy its thread for ever."""
         until, content = time.monotonic() + PATIENCE * self._seconds, bytearray()
         with self._client.stream(method, path, **options) as reply:
             for piece in self._pieces(reply):
@@ -215,15 +218,16 @@ class JsonServer:
             return self._httpx.Response(reply.status_code, content=bytes(content))
 
     def _pieces(self, reply: Any) -> Iterator[bytes]:
-        """A reply's bytes. One that was compressed twice over, or otherwise than as was said, may have
-        thousands of megabytes in a piece."""
+        """The bytes of a reply that is plain or in gzip. Other encodings, or two of them, are refused: a
+        single piece could decompress to thousands of megabytes."""
         if reply.headers.get("content-encoding", "identity") not in ("identity", "gzip"):
             raise ServiceError(f"{self.noun} answers in an encoding that is not known (check engine.url)")
         pieces: Iterator[bytes] = reply.iter_bytes()
         return pieces
 
     def lines(self, path: str, **options: Any) -> Iterator[Any]:
-        """What the server answers line by line, each as JSON, of bounded length and time."""
+        """Read an answer line by line, each line as JSON; the length of a line and the time for it are
+        limited."""
         with ExitStack() as stack:
             begun = self._client.stream("GET", path, **options)
             reply = self._reply(lambda: stack.enter_context(begun), whole=False)
@@ -264,7 +268,7 @@ class JsonServer:
         return reply
 
     def _beginning(self, reply: Any) -> str:
-        """Of a reply that may have no end."""
+        """The first piece of a reply that may be endless."""
         with suppress(self._httpx.HTTPError):
             return next(self._pieces(reply), b"").decode(errors="replace")
         return ""
@@ -275,7 +279,7 @@ class JsonServer:
 
 
 class RemoteProblem(ServiceError):
-    """A server that answers, in words of its own, that it does not do what it is asked."""
+    """A server answers, but refuses a request, with a message of its own."""
 
     def __init__(
         self,
@@ -289,14 +293,15 @@ class RemoteProblem(ServiceError):
         self.noun, self.code = noun, code
 
     def of_query(self) -> RemoteProblem:
-        """The same of a query, whose words the server's message may quote, and a log must not have."""
+        """The same refusal of a query, without the server's message: it may quote the query, which must not
+        be logged."""
         reason = f"it refuses a query, {self.code}" if self.code else "it refuses a query"
         return RemoteProblem(self.noun, reason, "other queries may do", code=self.code)
 
 
 @contextmanager
 def well_formed(noun: str) -> Iterator[None]:
-    """Reading a server's answers: one of another form than is documented is a ServiceError."""
+    """Raise a ServiceError if the code inside finds a server's answer in an undocumented form."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -312,7 +317,8 @@ def _message(text: str) -> str:
 
 
 def base_url(url: str) -> str:
-    """The HTTP address of `scheme://host:port`: TLS but on this machine; a ConfigError for others."""
+    """The HTTP address for `scheme://host:port`: with TLS, except on this machine. Raises a ConfigError for
+    other texts."""
     try:
         parts = urlsplit(url)
         host, is_address = parts.hostname or "", url.isprintable() and parts.port != 0
@@ -332,7 +338,7 @@ def base_url(url: str) -> str:
 
 
 def json_filter(location: Location) -> list[Any]:
-    """A filter that is JSON, as a list of one or none."""
+    """The location's filter, parsed from JSON, in a list; an empty list without one."""
     if not location.filter:
         return []
     try:
@@ -342,8 +348,8 @@ def json_filter(location: Location) -> list[Any]:
 
 
 def document_of(id: object, fields: Any, location: Location, *, ticks: int = 1) -> RemoteDocument:
-    """A document of the fields that a location names; `a.b` is field b of a. A date that is a number is so
-    many `ticks` of a second."""
+    """Build a document from the fields that a location names; `a.b` is field b of a. `ticks` is the number of
+    units per second of a numeric date."""
     type, date = (next(iter(values_at(fields, name)), None) for name in (location.type, location.date))
     return RemoteDocument(
         str(id),
@@ -356,7 +362,8 @@ def document_of(id: object, fields: Any, location: Location, *, ticks: int = 1) 
 
 
 def rule_of(stated: object, location: Location) -> tuple[str, ...]:
-    """Who may see a document, as it states it, or its location; nobody where it states what is none."""
+    """The principals who may see a document: its own, else the location's; `NOBODY` if its own cannot be
+    read."""
     try:
         return principals_of(stated) or location.allowed
     except ValueError:
@@ -364,24 +371,24 @@ def rule_of(stated: object, location: Location) -> tuple[str, ...]:
 
 
 def names_of(readers: frozenset[str]) -> list[str]:
-    """What documents may call principals: groups by their bare names too, but for those that would be taken
-    for another principal."""
+    """The names that documents may use for principals: groups also by their bare names, except names that
+    would be read as another principal."""
     groups = (each.removeprefix("group:") for each in readers if each.startswith("group:"))
     return sorted({*readers, *(name for name in groups if ":" not in name and name != EVERYONE)})
 
 
 def sees_unruled(readers: frozenset[str], location: Location) -> bool:
-    """Whether these principals see a document that does not say who may."""
+    """Whether these principals may see a document that names nobody."""
     return may_see(location.allowed, readers)
 
 
 def type_name(value: object) -> str:
-    """A type as searches know it."""
+    """A type in the form that searches use: trimmed, lower case, at most 100 characters."""
     return str(value).strip().lower()[:100]
 
 
 def date_of(value: object, *, ticks: int = 1) -> int | None:
-    """The Unix time of a number, or of a text as ISO 8601 has it; None for what is neither."""
+    """The Unix time of a number or of an ISO 8601 text (UTC without a time zone); None for anything else."""
     try:
         if isinstance(value, (int, float)):
             date = int(value / ticks)
@@ -394,7 +401,7 @@ def date_of(value: object, *, ticks: int = 1) -> int | None:
 
 
 def text_at(fields: Any, name: str) -> str:
-    """The text of a field; several are joined by blank lines."""
+    """The text of a field; several values are joined by blank lines."""
     return "\n\n".join(map(str, values_at(fields, name)))
 
 
@@ -407,7 +414,7 @@ def values_at(fields: Any, name: str) -> list[Any]:
 
 
 def kinds_of(documents: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, str]:
-    """Fields of documents, those inside others too, and whether they are texts."""
+    """The fields of documents, nested ones as `a.b`, and whether they are texts."""
     kinds: dict[str, str] = {}
     for document in documents:
         for name, value in document.items():
@@ -420,7 +427,8 @@ def kinds_of(documents: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[s
 
 
 def latest(batches: Iterator[list[RemoteDocument]], depth: int) -> list[str]:
-    """The ids of documents by date, the latest first; a CannotNarrow of more than `MOST_LISTED`."""
+    """The ids of the `depth` latest documents, latest first. Raises CannotNarrow for more than `MOST_LISTED`
+    documents."""
     every = list(islice((each for batch in batches for each in batch), MOST_LISTED + 1))
     if len(every) > MOST_LISTED:
         raise CannotNarrow(
@@ -432,7 +440,7 @@ def latest(batches: Iterator[list[RemoteDocument]], depth: int) -> list[str]:
 
 
 def words_of(text: str) -> list[str]:
-    """A query's words as they are written, each once, the first of very many."""
+    """The distinct words of a query as written, the first `MOST_TERMS` of them."""
     # marks are parts of words: the vowels of Hindi, accents that follow their letters
     is_part = {sign: sign.isalnum() or category(sign).startswith("M") for sign in set(text)}
     words = dict.fromkeys("".join(sign if is_part[sign] else " " for sign in text).split())
@@ -440,8 +448,8 @@ def words_of(text: str) -> list[str]:
 
 
 def rarest(weights: Mapping[str, float], known: Container[str] = ()) -> Mapping[str, float]:
-    """The terms that weigh most, in their order, where there are too many for an engine: of those that
-    documents are known to have, first."""
+    """At most `MOST_TERMS` terms, in their order: those with the largest weights, after preferring terms in
+    `known`."""
     if len(weights) <= MOST_TERMS:
         return weights
     order = sorted(weights, key=lambda word: (word in known, weights[word]), reverse=True)

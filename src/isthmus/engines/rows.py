@@ -1,4 +1,4 @@
-"""What the embedded engine remembers of every document: its terms with their counts, in rows that only grow.
+"""What the embedded engine stores of every document: its terms with their counts, in append-only rows.
 
     documents    a record for every change, in ascending order: its number, id, lengths, where its terms end
     terms        the codes of a document's distinct terms, ascending
@@ -6,10 +6,11 @@
     ids          the ids one after the other
     words        the vocabulary: a code is a position here
     spelling     the words one after the other
-    totals       counts of every word over the living documents of the first so many rows
+    totals       counts of every word over the living documents of the first rows, when they were saved
 
-A document is its last row; a removed one ends with a row that says so. So which rows live follows from the
-rows themselves, and the manifest says of every file how much of it counts, with a checksum.
+The last row of a document is the valid one; a removed document ends with a row that says so. The rows
+themselves therefore tell which of them are living, and the manifest says how much of every file is valid,
+with a checksum.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ DOCUMENT = np.dtype(
         ("removed", "<i8"),
     ]
 )
-"""`terms` and `id` are where those of the document end; `name` is the keyed hash of its id."""
+"""`terms` and `id` say where those of the document end; `name` is the keyed hash of its id."""
 FILES = {"documents": DOCUMENT, "terms": np.dtype("<i4"), "counts": COUNTS, "ids": np.dtype("u1")}
 SAVED_AFTER = 1 << 20
-"""Terms of new documents after which totals are saved, or an eighth of all."""
+"""Terms of new documents after which totals are saved; or an eighth of all terms, if that is more."""
 BLOCK = 2_000
-"""Documents whose terms are counted at once: what that takes is in the processor's caches."""
+"""Documents whose terms are counted in one step: few enough for the processor's caches."""
 
 Mask = NDArray[np.bool_]
 Counts = NDArray[np.void]
@@ -55,7 +56,7 @@ Texts = tuple[list[str], ...]
 
 @dataclass(frozen=True, eq=False)
 class RowsView:
-    """The rows at one moment. `totals`, of shape (5, words), are the tables of `BY_FIELD`."""
+    """The rows at one moment. `totals`, of shape (5, words), has the tables of `BY_FIELD`."""
 
     documents: Counts
     changes: IntArray
@@ -73,7 +74,7 @@ class RowsView:
         return int(self.alive.sum())
 
     def rows(self, changes: IntArray) -> IntArray:
-        """The rows of changes; -1 for one that is not here or whose document has changed since."""
+        """The rows of changes; -1 for a change that is not here or whose document has changed since."""
         if not len(self.changes):
             return np.full(len(changes), -1)
         first, last = int(self.changes[0]), int(self.changes[-1])
@@ -98,12 +99,12 @@ class RowsView:
         ]
 
     def codes(self, words: Sequence[str]) -> IntArray:
-        """-1 for a word that no row here has."""
+        """The codes of words; -1 for a word that no row here has."""
         codes = self.vocabulary.codes(words)
         return np.where(codes < self.totals.shape[1], codes, -1)
 
     def word_counts(self, rows: IntArray, words: Sequence[str]) -> WordCounts:
-        """How often documents have words."""
+        """Count how often each document has each word."""
         packed = np.zeros((len(words), len(rows)), dtype=np.int64)  # counts of a word are 8 bytes
         if packed.size and len(self.terms):
             place, has = self._bisected(rows, self.codes(words).astype(np.int32))
@@ -114,7 +115,8 @@ class RowsView:
         return WordCounts(title, body, lead, documents["lengths"], documents["distinct"])
 
     def _bisected(self, rows: IntArray, codes: NDArray[np.int32]) -> tuple[IntArray, Mask]:
-        """Where each code stands among each document's terms, if it does: bisected for all at once."""
+        """The position of each code among each document's terms, and whether it is there: one bisection for
+        all of them."""
         starts, shape = self._starts("terms", rows), (len(codes), len(rows))
         sizes = self.documents["terms"][rows] - starts
         # in one dimension, which takes a fifth less time than two
@@ -129,21 +131,21 @@ class RowsView:
         return place.reshape(shape), has.reshape(shape)
 
     def limited(self, rows: IntArray) -> RowsView:
-        """The same with no living documents but those of some rows; `totals` stay those of all."""
+        """A view whose only living documents are those of some rows; `totals` stay those of all."""
         alive = np.zeros_like(self.alive)
         alive[rows] = True
         lengths = self.documents["lengths"][alive].sum(axis=0, dtype=np.int64)
         return replace(self, alive=alive, field_lengths=lengths)
 
     def tables(self, words: Sequence[str], totals: IntArray) -> dict[str, FloatArray]:
-        """The totals of words."""
+        """The totals of words, by the names of `BY_FIELD`."""
         codes = self.codes(words)
         known = np.zeros((len(BY_FIELD), len(codes)))
         known[:, codes >= 0] = totals[:, codes[codes >= 0]]
         return dict(zip(BY_FIELD, known, strict=True))
 
     def _places_of(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Where the terms of each document end among those of all, and the place of every term."""
+        """The cumulative number of terms after each document, and the position of every term in the file."""
         starts = self._starts("terms", rows)
         sizes = self.documents["terms"][rows] - starts
         ends = np.cumsum(sizes)
@@ -152,7 +154,8 @@ class RowsView:
         return ends, place
 
     def _entries(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """For every term of documents, the position of its document among them, and of the term."""
+        """For every term of documents, the position of its document among them and that of the term in the
+        file."""
         ends, place = self._places_of(rows)
         return np.repeat(np.arange(len(rows)), np.diff(ends, prepend=0)), place
 
@@ -175,7 +178,8 @@ class RowsView:
         return totals
 
     def statistics(self, names: Sequence[str], totals: IntArray) -> tuple[Ids, dict[str, IntArray]]:
-        """Totals by word, in the order of words, without stop words and those of no document."""
+        """The sorted words, without stop words and words of no document, and their totals in the named
+        tables."""
         chosen = totals[[BY_FIELD.index(name) for name in names]]
         size = totals.shape[1]
         some = np.flatnonzero(chosen.any(axis=0) & ~self.vocabulary.stop[:size])
@@ -186,7 +190,7 @@ class RowsView:
 
 
 def add_counts(totals: IntArray, codes: NDArray[np.integer], counts: Counts, sign: int = 1) -> None:
-    """Add documents' counts to totals, or take them away."""
+    """Add documents' counts to totals, or subtract them (`sign` -1)."""
     np.add.at(totals[0], codes, sign)
     for at, field in enumerate(FIELDS):
         column = counts[field].astype(np.int64)
@@ -196,7 +200,7 @@ def add_counts(totals: IntArray, codes: NDArray[np.integer], counts: Counts, sig
 
 
 class Rows:
-    """The files of the rows, and the view of them that is current. One thread writes."""
+    """The files of the rows and their current view. Only one thread writes."""
 
     def __init__(self, folder: Path, key: bytes, states: Mapping[str, Sequence[int]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -213,7 +217,7 @@ class Rows:
 
     @property
     def states(self) -> dict[str, tuple[int, int]]:
-        """Of every file, for the manifest."""
+        """The state of every file, for the manifest."""
         files = self._files | {"words": self.vocabulary.records, "spelling": self.vocabulary.spelling}
         return {name: file.state for name, file in files.items()}
 
@@ -229,7 +233,7 @@ class Rows:
         return self._with_totals(bare, there, following)
 
     def _with_totals(self, view: RowsView, there: Mask, following: IntArray) -> RowsView:
-        """The totals that were saved, brought up to the rows that came later."""
+        """A view with the saved totals, updated by the rows that were added later."""
         saved = open_columns(self.folder / "totals")
         totals = np.zeros((len(BY_FIELD), len(self.vocabulary)), dtype=np.int64)
         mark, count = 0, len(following)
@@ -260,10 +264,10 @@ class Rows:
     def append(
         self, changes: Sequence[Change], index: Callable[[Sequence[Change], Texts, Mask], None]
     ) -> IntArray:
-        """Write rows of changes, forced to disk; which rows of before are no more.
+        """Write rows of changes and force them to disk. Returns the earlier rows that they replace.
 
-        `index` gets the changes block by block, their terms as `TermBatch.texts` has them, and which of them
-        are documents when all are written.
+        `index` gets the changes block by block, with their terms as from `TermBatch.texts` and a mask of
+        those that are living documents once all changes are written.
         """
         records = np.zeros(len(changes), dtype=DOCUMENT)
         records["change"] = [each.change for each in changes]
@@ -290,7 +294,7 @@ class Rows:
         return gone
 
     def _write(self, batch: TermBatch, records: Counts, fresh: Mask, totals: IntArray) -> IntArray:
-        """Write the terms of a block of documents; the totals with theirs."""
+        """Write the terms of a block of documents. Returns the totals with these terms."""
         document, codes, counts = batch.entries(batch.codes[batch.places])
         content = ~self.vocabulary.stop[codes]
         sizes = np.bincount(document, minlength=len(records))
@@ -308,7 +312,7 @@ class Rows:
         return totals
 
     def _grown(self, records: Counts, fresh: Mask, totals: IntArray) -> tuple[RowsView, IntArray]:
-        """The view after these rows, and which rows of before are no more."""
+        """The view after these rows, and the earlier rows that they replace."""
         old = self.view
         before = np.unique(self._places.find(records["name"]))
         gone = before[before >= 0]
@@ -323,7 +327,7 @@ class Rows:
         return self._mapped(alive, lengths, totals[:, : len(self.vocabulary)]), gone
 
     def save_totals(self, *, always: bool = False) -> None:
-        """Write the totals where many terms have come since; never before the manifest has their rows."""
+        """Save the totals if many terms were added, or `always`; only once the manifest has their rows."""
         terms = self._files["terms"].count
         if always or terms - self._saved > max(SAVED_AFTER, self._saved // 8):
             totals = np.ascontiguousarray(self.view.totals)

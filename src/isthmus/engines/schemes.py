@@ -1,4 +1,4 @@
-"""Engines that can be attached, by the scheme of their address."""
+"""External engines that can be attached, by the URL scheme of their address."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SCHEMES = {
     "https": ("opensearch", "OpenSearchEngine"),
     "http": ("opensearch", "OpenSearchEngine"),
 }
-"""The module and the class of the adapter."""
+"""The module and the class of the adapter for each scheme."""
 
 
 def open_remote(location: Location) -> RemoteEngine:
-    """The adapter for an address; nothing is asked of its server."""
+    """The adapter for a location; no request is sent. Raises a ConfigError for an unknown scheme."""
     scheme = urlsplit(location.url).scheme or ("postgresql" if "=" in location.url else "")
     if scheme not in SCHEMES:
         raise ConfigError(

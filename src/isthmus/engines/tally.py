@@ -1,8 +1,8 @@
-"""What is known of all documents of an engine elsewhere: their terms, counted once, and none of their texts.
+"""Counts of all documents of an external engine: their terms, counted once, and none of their texts.
 
-Documents are read in batches, analysed, counted and forgotten. What stays is the vocabulary with its counts,
-and for every document its id, a digest of its text and a number, the handle, that is another when the text
-has changed.
+Documents are read in batches, analysed, counted and forgotten. Kept are the vocabulary with its counts and,
+for every document, its id, a digest of its text and a number, the handle, which is new when the text has
+changed.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, eq=False)
 class DocumentTally:
-    """Documents in the order of their handles, and the totals of every word, as `BY_FIELD` has them."""
+    """Documents in the order of their handles, and totals for every word in the tables of `BY_FIELD`."""
 
     version: str = ""
-    """Of the engine, before it was read."""
+    """The engine's version, as it was before the documents were read."""
     last: int = 0
-    """The last number of a change."""
+    """The number of the last change."""
     ids: tuple[str, ...] = ()
     handles: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     digests: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
@@ -65,8 +65,8 @@ class DocumentTally:
         return {word: code for code, word in enumerate(self.words)}
 
     def without(self, is_gone: Callable[[str], bool]) -> DocumentTally:
-        """The documents but some, whose words are in the totals still, each a change; itself where there is
-        none of them."""
+        """A tally without the documents that `is_gone` names, each removal being a change; their words stay
+        in the totals. Returns the tally itself if there is none."""
         rows = [row for row, id in enumerate(self.ids) if not is_gone(id)]
         if len(rows) == len(self):
             return self
@@ -74,14 +74,14 @@ class DocumentTally:
         return replace(self, last=last, ids=ids, handles=self.handles[rows], digests=self.digests[rows])
 
     def tables(self, words: Sequence[str]) -> dict[str, FloatArray]:
-        """The totals of words; 0 for one that no document has."""
+        """The totals of words, by the names of `BY_FIELD`; 0 for a word that no document has."""
         codes = np.array([self.code_of.get(word, -1) for word in words], dtype=np.int64)
         known = np.zeros((len(BY_FIELD), len(codes)))
         known[:, codes >= 0] = self.totals[:, codes[codes >= 0]]
         return dict(zip(BY_FIELD, known, strict=True))
 
     def statistics(self, names: Sequence[str]) -> tuple[Ids, dict[str, IntArray]]:
-        """The vocabulary in order with the tables named, without stop words."""
+        """The sorted vocabulary, without stop words, and the named tables."""
         tables = self.totals[[BY_FIELD.index(name) for name in names]]
         some = [
             at for at in np.flatnonzero(tables.any(axis=0)).tolist() if not self.words[at].startswith(STOP)
@@ -91,7 +91,7 @@ class DocumentTally:
         return terms, {name: table[order] for name, table in zip(names, tables, strict=True)}
 
     def save(self, path: Path) -> None:
-        """Write it; only its owner may read it."""
+        """Write the tally to a file that only its owner may read."""
         header = {"state": self.version, "last": self.last, "lengths": list(self.lengths)}
         columns = {"handles": self.handles, "digests": self.digests, "totals": self.totals}
         sizes = {name: np.array([len(each) for each in texts]) for name, texts in self._texts().items()}
@@ -104,7 +104,7 @@ class DocumentTally:
 
     @classmethod
     def load(cls, path: Path) -> DocumentTally:
-        """Read it back; a DataError where it is none."""
+        """Read a tally from a file. Raises a DataError if it is missing or damaged."""
         return SavedTally.restore(path, _restored, most=OWN)
 
 
@@ -122,7 +122,7 @@ def _cut(text: str, sizes: IntArray) -> tuple[str, ...]:
 
 
 def digest(document: RemoteDocument) -> int:
-    """64 bits that are others for another text."""
+    """A 64-bit digest of title and body, which differs for another text."""
     text = f"{document.title}\0{document.body}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
@@ -133,7 +133,7 @@ def batch_of(documents: Sequence[RemoteDocument], language: str) -> TermBatch:
 
 
 class Counting:
-    """Totals over documents, batch by batch."""
+    """Accumulates totals over documents, batch by batch."""
 
     def __init__(self, language: str) -> None:
         self.language = language
@@ -155,7 +155,7 @@ class Counting:
 
     @property
     def counted(self) -> IntArray:
-        """The totals of the words that there are."""
+        """The totals of the words counted so far."""
         return self.totals[:, : len(self.code_of)].copy()
 
 
@@ -168,9 +168,10 @@ def count_all(
     first: int,
     stopped: Callable[[], bool] = lambda: False,
 ) -> DocumentTally:
-    """Count all documents; those whose text is as before keep their handles, others have them from `first`.
+    """Count all documents. Those with the same text as `before` keep their handles; others get new ones from
+    `first` on.
 
-    Raises Interrupted where `stopped` says so.
+    Raises Interrupted if `stopped` returns True.
     """
     counting, seen = Counting(language), dict[str, tuple[int, int]]()
     last = max(before.last, first - 1)
@@ -201,7 +202,7 @@ def count_all(
 
 
 def word_counts(documents: Sequence[RemoteDocument], words: Sequence[str], language: str) -> WordCounts:
-    """How often documents have words, counted in their texts."""
+    """Count in their texts how often each document has each word."""
     batch = batch_of(documents, language)
     spelled, place = batch.words()
     document, code, counts = batch.entries(place)

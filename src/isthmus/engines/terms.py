@@ -1,7 +1,7 @@
-"""Documents as terms: which stand in title, body and the beginning of the body, and how often.
+"""Documents as terms: which terms title, body and the beginning of the body have, and how often.
 
-Every text is cut once. A body is its lead, which ends at white space, and the rest; so the tokens of both
-are those of the body.
+Every text is tokenised once. A body is split into its lead, which ends at white space, and the rest, so that
+the tokens of both together are those of the body.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from isthmus.languages import by_tokeniser
 from isthmus.text import Cut, Tokeniser
 
 LEAD_WORDS = 50
-"""A document begins with its first paragraph, or so many words of it."""
+"""Maximum number of words in the lead, the beginning of a document; it is at most its first paragraph."""
 LEAD_READ = 2_000
 STOP = "="
-"""Stands before a stop word, so that it is not taken for the stem of another: no token has it."""
+"""Prefix of a stop word that keeps it apart from an equal stem of another word; no token contains it."""
 COUNTS = np.dtype([("title", "<u2"), ("lead", "<u2"), ("body", "<i4")])
-"""How often a document has a term; a title counts to 65,535 at most."""
+"""How often a document has a term; counts in a title stop at 65,535."""
 _PARAGRAPHS = re.compile(r"\n[ \t]*\n")
 _NO_WORD = re.compile(r"\W")
 _BLANK = pa.scalar(" ", pa.large_string())
@@ -35,7 +35,7 @@ _PARTS = 3  # title, lead, rest of the body
 
 
 def lead_end(body: str) -> int:
-    """Where the beginning of a document ends: before white space, or with the text."""
+    """Where the lead of a body ends: before white space, or at the end of the text."""
     end = len(body)
     if end > LEAD_READ:  # at a blank, or in a text without any after a punctuation mark
         end = body.rfind(" ", 0, LEAD_READ)
@@ -56,21 +56,21 @@ def _parts(document: Change) -> tuple[str, str, str]:
 
 
 Read = tuple[NDArray[np.int32], pa.LargeStringArray, NDArray[np.bool_]]
-"""Of words: codes, the terms they are read as, and which of them are stop words."""
+"""Codes of words, the terms that they are reduced to, and a mask of stop words."""
 
 
 def stemmed(tokeniser: Tokeniser, words: list[str]) -> Read:
-    """Words as a tokeniser reads them, numbered one after the other."""
+    """Words as a tokeniser reduces them, with consecutive numbers as codes."""
     stops = np.fromiter(map(tokeniser.is_stop, words), dtype=bool, count=len(words))
     return np.arange(len(words), dtype=np.int32), pa.array(tokeniser.stems(words), pa.large_string()), stops
 
 
 @dataclass(frozen=True, eq=False)
 class TermBatch:
-    """The tokens of documents, in order: title, lead and rest of each.
+    """The tokens of documents, in order: title, lead and rest of the body of each.
 
-    `codes`, `terms` and `stops` are of distinct words, `places` has every token's among these, and `offsets`
-    where each text begins.
+    `codes`, `terms` and `stops` are those of the distinct words; `places` has the position of every token
+    among these, and `offsets` the beginning of each text among the tokens.
     """
 
     codes: NDArray[np.int32]
@@ -83,14 +83,14 @@ class TermBatch:
     def of(
         cls, changes: Sequence[Change], read: Callable[[Tokeniser, list[str]], Read] = stemmed
     ) -> TermBatch:
-        """Of documents' titles and bodies, each in its language; `read` gives words their codes."""
+        """Tokenise documents' titles and bodies, each in its language; `read` assigns codes to words."""
         cut = Cut.of(part for each in changes for part in _parts(each))
         groups, places = by_tokeniser(cut, [each.language for each in changes for _ in range(_PARTS)])
         codes, terms, stops = zip(*(read(*group) for group in groups), strict=True)
         return cls(np.concatenate(codes), pa.concat_arrays(terms), np.concatenate(stops), places, cut.offsets)
 
     def blocks(self, size: int) -> Iterator[TermBatch]:
-        """The tokens of so many documents after another."""
+        """Split the batch into batches of `size` documents."""
         for first in range(0, len(self.offsets) - 1, _PARTS * size):
             offsets = self.offsets[first : first + _PARTS * size + 1]
             places = self.places[offsets[0] : offsets[-1]]
@@ -103,7 +103,7 @@ class TermBatch:
         return stopped
 
     def words(self) -> tuple[list[str], IntArray]:
-        """The distinct terms, stop words marked, and the place of every token's among them."""
+        """The distinct terms, stop words marked with `STOP`, and the position of every token among them."""
         place: dict[str, int] = {}
         marked = (
             STOP + term if stop else term
@@ -113,12 +113,13 @@ class TermBatch:
         return list(place), codes[self.places]
 
     def texts(self) -> tuple[list[str], ...]:
-        """Content terms of every title, those of every body, then stop words of both, joined by blanks."""
+        """Content terms of every title and of every body, then stop words of both, each text joined by
+        blanks."""
         content, stops = self._joined(~self.stopped), self._joined(self.stopped)
         return content[::2], content[1::2], stops[::2], stops[1::2]
 
     def _joined(self, mask: NDArray[np.bool_]) -> list[str]:
-        """Some of the tokens of every title and body, one after the other."""
+        """The selected tokens of every title and body in turn, joined by blanks."""
         bounds = self._bounds(mask)
         ends = np.append(np.column_stack((bounds[:-1:_PARTS], bounds[1::_PARTS])), bounds[-1])
         terms = self.terms.take(pa.array(self.places[mask]))
@@ -128,16 +129,17 @@ class TermBatch:
         return joined
 
     def _bounds(self, mask: NDArray[np.bool_]) -> IntArray:
-        """The offsets of the texts among some of the tokens."""
+        """The offsets of the texts among the selected tokens."""
         return _passed(mask)[self.offsets]
 
     def lengths(self) -> IntArray:
-        """Content terms of title and body, of shape (documents, 2)."""
+        """Numbers of content terms in title and body, of shape (documents, 2)."""
         sizes = np.diff(self._bounds(~self.stopped)).reshape(-1, _PARTS)
         return np.column_stack((sizes[:, 0], sizes[:, 1] + sizes[:, 2]))
 
     def entries(self, codes: IntArray) -> tuple[IntArray, IntArray, NDArray[np.void]]:
-        """For a code of every token: the document of every entry, its code, and its counts, in this order."""
+        """Count tokens by document and code; `codes` has one code a token. Returns the document, the code and
+        the counts of every entry, ordered by document and code."""
         width = int(codes.max(initial=0)).bit_length()
         text = np.arange(len(self.offsets) - 1)
         of_text = (text // _PARTS << (width + 2)) + text % _PARTS
@@ -160,5 +162,5 @@ class TermBatch:
 
 
 def _passed(mask: NDArray[np.bool_]) -> IntArray:
-    """How many are true before every position, and in all."""
+    """The number of true values before every position, then their total."""
     return np.concatenate(([0], np.cumsum(mask)))

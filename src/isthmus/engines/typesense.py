@@ -1,7 +1,7 @@
-"""A collection of Typesense, found by its own search.
+"""A collection of Typesense, searched by its own search.
 
-Its match scores pack several orders into one number and do not compare between queries. What is taken from
-them is the share of the query's words that matched, and of equal shares their order.
+Its match scores pack several criteria into one number and cannot be compared between queries. Only the share
+of the query's words that matched is used and, for equal shares, their order.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from isthmus.engines.remote import (
 from isthmus.errors import ConfigError
 
 PAGE = 250
-"""Hits that one search gives at most."""
+"""Maximum number of hits that one search returns."""
 
 
 class TypesenseEngine:
-    """See `RemoteEngine`. A filter is a `filter_by`; a scoped search key brings its own."""
+    """See `RemoteEngine`. The filter is a `filter_by`; a scoped search key adds its own."""
 
     noun: ClassVar[str] = "Typesense"
     ranks_alone: ClassVar[bool] = True
@@ -42,7 +42,8 @@ class TypesenseEngine:
         self._fields = [name for name in (location.title, location.body) if name]
 
     def _search(self, *conditions: str, **search: Any) -> Any:
-        """One search, in the body of a request: an address has no room for many ids."""
+        """Send one search in the body of a request, since a URL has no room for many ids. Raises a
+        RemoteProblem if it is refused."""
         body = {"collection": self._at.source, "filter_by": self._filters(*conditions), **search}
         (result,) = self._server.ask("POST", "/multi_search", {"searches": [body]})["results"]
         if "error" in result:
@@ -54,7 +55,7 @@ class TypesenseEngine:
         return " && ".join(f"({part})" for part in (self._at.filter, *conditions) if part)
 
     def _narrowed(self, only: Constraints) -> list[str]:
-        """Filters of documents that meet constraints; dates are numbers."""
+        """Filter expressions for documents that meet constraints; dates are numbers."""
         at, filters = self._at, list[str]()
         for types, sign in ((only.types, ":="), (only.other_types, ":!=")):
             values = ",".join(f"`{each.replace('`', ' ')}`" for each in types)
@@ -67,7 +68,7 @@ class TypesenseEngine:
         return filters
 
     def sources(self) -> list[RemoteSource]:
-        """Collections with a text."""
+        """Collections with a text field."""
         sources = []
         for each in self._server.ask("GET", "/collections"):
             kinds = {
@@ -79,7 +80,7 @@ class TypesenseEngine:
         return sources
 
     def check_rules(self) -> None:
-        """That the field is a list of texts that is indexed."""
+        """Raise a ConfigError unless the field of principals holds strings and is indexed."""
         fields = self._server.ask("GET", f"/collections/{self._at.source}")["fields"]
         kind: dict[str, Any] = next((each for each in fields if each["name"] == self._at.allow), {})
         if kind.get("type") not in ("string", "string[]") or not kind.get("index", True):
@@ -90,15 +91,15 @@ class TypesenseEngine:
             )
 
     def documents(self, only: Constraints = ANY) -> int:
-        """Documents that meet the filter."""
+        """Count the documents that meet filter and constraints."""
         return int(self._search(*self._narrowed(only), q="*", per_page=0)["found"])
 
     def version(self) -> str:
-        """How many documents there are."""
+        """The number of documents."""
         return f"documents {self.documents()}"
 
     def _by_words(self, words: Sequence[str], depth: int) -> dict[str, Any]:
-        """A search whose words are left out one by one where no document has all of them."""
+        """Parameters of a search that drops words one by one while too few documents have all of them."""
         return {
             "q": " ".join(words),
             "query_by": ",".join(reversed(self._fields)),
@@ -107,7 +108,7 @@ class TypesenseEngine:
         }
 
     def matches(self, text: str, only: Constraints = ANY) -> Matches:
-        """What `search` finds, with words left out; by type where the field is a facet."""
+        """Count what `search` finds, with words dropped; by type if the field is a facet."""
         words, at = words_of(text), self._at
         if not words:
             return Matches(0, {}, {})
@@ -127,7 +128,7 @@ class TypesenseEngine:
     def search(
         self, text: str, vector: Vectors, depth: int, only: Constraints = ANY
     ) -> list[tuple[str, float]]:
-        """By Typesense's order."""
+        """The best documents in Typesense's order, scored by the share of the query's words that matched."""
         words = words_of(text)
         if not words:
             return []
@@ -156,13 +157,13 @@ class TypesenseEngine:
         return documents
 
     def newest(self, depth: int, only: Constraints = ANY) -> list[str]:
-        """By date, as far as one search goes."""
+        """Ids of the documents with the latest dates, at most `PAGE`."""
         order = {"sort_by": f"{self._at.date}:desc"} if self._at.date else {}
         page = {"q": "*", "per_page": min(depth, PAGE), "include_fields": "id", **order}
         return [str(hit["document"]["id"]) for hit in self._search(*self._narrowed(only), **page)["hits"]]
 
     def scan(self, only: Constraints = ANY) -> Iterator[list[RemoteDocument]]:
-        """Documents as Typesense exports them; the key needs documents:export."""
+        """All documents from Typesense's export; the key needs documents:export."""
         read = [name for name in ("id", *self._fields, self._at.type, self._at.date, self._at.allow) if name]
         parameters = {"include_fields": ",".join(read)}
         if filters := self._filters(*self._narrowed(only)):

@@ -1,11 +1,11 @@
-"""The vectors of a node's encoder and, while another encoder takes its place, of both.
+"""The vectors of a node's encoder and, while they are being replaced, those of the next encoder.
 
-    encoder.json     the encoder whose vectors are searched, the one whose vectors are coming, those kept
+    encoder.json     the encoder whose vectors are searched, the one whose vectors are being added, those kept
     vectors-…        a `VectorIndex` for each
 
-Vectors that are coming are searched once every document has one. All folders outlive the process, so that
-encoding goes on where it ended, and damage elsewhere costs no vector. Vectors that took long are kept, though
-not searched, until every document has one of another such encoder: settings may be mistaken.
+New vectors are searched once every document has one. All folders outlive the process, so that encoding
+continues where it stopped, and damage to other files costs no vector. Vectors that took long to compute are
+kept, though not searched, until every document has one of another slow encoder: a setting may be a mistake.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from isthmus.files import replacing
 MOST_UNFINISHED = 64
 _STATE = "encoder.json"
 _QUICK = ("lsa-",)
-"""Encoders whose vectors are made again in no time."""
+"""Prefixes of encoders whose vectors can be computed again in no time."""
 
 _log = logging.getLogger("isthmus.service")
 
 
 class VectorFolders:
-    """One writer; `reader` is for all threads."""
+    """The vectors of all encoders of a node. One thread writes; `reader` can be used from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,7 +48,8 @@ class VectorFolders:
         self._pruned: set[str] = set()
 
     def _state(self) -> dict[str, Any]:
-        """What was saved; of a damaged file, all vectors that there are, kept until one is asked for."""
+        """The saved state. If its file is damaged, all vectors that exist are listed as kept, until one is
+        wanted."""
         try:
             state: dict[str, Any] = json.loads((self.folder / _STATE).read_text(encoding="utf-8"))
             if not isinstance(state, dict):
@@ -68,7 +69,8 @@ class VectorFolders:
         return {"kept": named}
 
     def _opened(self, named: Sequence[Any] | None) -> VectorIndex | None:
-        """Vectors of an encoder, by name and width; damaged ones are made again, an OSError is no damage."""
+        """The vectors of an encoder, by name and width. Damaged ones are replaced by an empty index; an
+        OSError is not damage and is passed on."""
         if not named:
             return None
         name, width = str(named[0]), int(named[1])
@@ -85,7 +87,7 @@ class VectorFolders:
 
     @property
     def encoder(self) -> str:
-        """The encoder whose vectors are searched; "" without."""
+        """The encoder whose vectors are searched; "" for none."""
         return "" if self._served is None else self._served.fingerprint
 
     @property
@@ -95,22 +97,22 @@ class VectorFolders:
 
     @property
     def _filled(self) -> VectorIndex | None:
-        """Where vectors are added."""
+        """The index to which vectors are added: that of the next encoder, if there is one."""
         return self._coming or self._served
 
     @property
     def encoded(self) -> int:
-        """How many documents have a vector of the encoder that is filled in."""
+        """Number of documents that have a vector in the index that vectors are added to."""
         filled = self._filled
         return 0 if filled is None else len(filled.reader)
 
     def unencoded(self, handles: IntArray) -> IntArray:
-        """Those of some documents that have no vector of the encoder that is filled in."""
+        """The given documents that have no vector in the index that vectors are added to."""
         filled = self._filled
         return handles[:0] if filled is None else handles[~filled.reader.known(handles)]
 
     def unfinished(self) -> dict[int, set[Span]]:
-        """Some documents with vectors of some passages and not of others, and the spans that have one."""
+        """Some documents of which only part of the passages have vectors, with the spans that do."""
         filled = self._filled
         if filled is None:
             return {}
@@ -131,7 +133,7 @@ class VectorFolders:
             filled.commit()
 
     def remove(self, handles: IntArray) -> None:
-        """Remove documents, from disk too."""
+        """Remove documents from all indexes, on disk too."""
         for index in self._all:
             index.remove(handles)
             index.commit()
@@ -143,10 +145,10 @@ class VectorFolders:
     def recode(
         self, name: str, width: int, batches: Iterable[Encoded] | None = None, *, keep: bool = True
     ) -> None:
-        """Take vectors of another encoder, none of width 0.
+        """Change to the vectors of another encoder; width 0 removes vectors.
 
-        With `batches` they all come now; without, as `add` brings them, in this process or a later one, until
-        `swap`. The old vectors are searched until then, unless `keep` says otherwise.
+        With `batches` all are added now; otherwise `add` adds them, in this process or a later one, until
+        `swap`. The old vectors are searched until then, unless `keep` is False.
         """
         if self._coming is not None and self._coming.fingerprint != name:
             self._set_aside(self._coming)
@@ -167,7 +169,7 @@ class VectorFolders:
         self._save()
 
     def _set_aside(self, index: VectorIndex) -> None:
-        """Keep vectors that took long, in case they are wanted again."""
+        """Keep vectors that took long to compute, in case they are wanted again; close others."""
         if index.fingerprint.startswith(_QUICK) or not len(index.reader):
             index.close()
             return
@@ -181,19 +183,19 @@ class VectorFolders:
 
     @property
     def is_changing(self) -> bool:
-        """Whether there are vectors of another encoder too than the one that is searched."""
+        """Whether there are vectors of another encoder besides those that are searched."""
         served = self._served
         is_slow = served is not None and not served.fingerprint.startswith(_QUICK)
         return self._coming is not None or (bool(self._kept) and is_slow)
 
     @property
     def is_grown(self) -> bool:
-        """Whether the vectors that are filled in are searched as quickly as they will be."""
+        """Whether the graph of the index that vectors are added to is up to date, so searches are fast."""
         filled = self._filled
         return filled is None or not filled.lags
 
     def swap(self) -> None:
-        """Search the vectors that have come, in place of the old ones; every document has one."""
+        """Search the new vectors in place of the old ones; called once every document has one."""
         if self._coming is not None:
             self._serve_coming()
         if self._served is not None and not self._served.fingerprint.startswith(_QUICK):
@@ -223,10 +225,10 @@ class VectorFolders:
     def maintain(
         self, gone: Callable[[IntArray], IntArray], stopped: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Do a piece of slow work, if there is any: whether there was. Another thread may write meanwhile.
+        """Do one piece of slow work. Returns whether there was any. Another thread may write meanwhile.
 
-        `gone` says which of some documents are not there any more: they may have gone while another process
-        rebuilt everything else.
+        `gone` selects those of the given documents that no longer exist: they may have been removed while
+        another process rebuilt everything else.
         """
         for index in self._all:
             if index.fingerprint not in self._pruned:
@@ -236,7 +238,7 @@ class VectorFolders:
         return any(index.maintain(stopped) for index in (self._coming, self._served) if index is not None)
 
     def compact(self) -> None:
-        """Let nothing remain of vectors of documents that are gone."""
+        """Remove from the files whatever remains of vectors of documents that are gone."""
         for index in self._all:
             index.compact()
 

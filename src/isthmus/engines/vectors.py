@@ -1,18 +1,18 @@
-"""The vectors of a node's documents: several passages a document, nearest first, kept on disk.
+"""The vectors of a node's documents: several passages a document, searched for the nearest, kept on disk.
 
-    state              the encoder, which files, how many rows count, their checksums, and what the graph has
+    state              the encoder, file numbers, valid rows, their checksums, and the rows that the graph has
     passages-000001    one record a passage: its document, its span of the text, the norm of its vector
     vectors-000001     its vector in float16, in the same order
     graph-000001-…     HNSW (usearch) over the first rows in int8: a cache of the two files above
 
-Both files are only appended to, and flushed before `state` is replaced, so a process killed at any point
-finds all that was committed and nothing else. A document is known by its change number in the store. Vectors
-of a removed document are overwritten with zeros when that is committed, left out of the files when half of
-these are dead, and out of the graph when it is built anew.
+Both files are only appended to, and flushed before `state` is replaced, so after a kill at any point exactly
+the committed rows are there. A document is identified by its change number in the store. Vectors of a removed
+document are overwritten with zeros when the removal is committed, left out of the files when half of the rows
+are dead, and left out of the graph when it is built again.
 
-Rows that no graph has yet are compared one by one (2 ms of processor time for 20,000 rows of 384), so the
-graph may lag behind. Whatever proposes candidates, their cosines are computed from the stored vectors.
-Everything is mapped, not loaded: of 600,000 rows the process itself has 37 MB.
+Rows that are not in a graph yet are compared one by one (2 ms of processor time for 20,000 rows of 384), so
+the graph may lag behind. Cosines of all candidates are computed from the stored vectors.
+Everything is mapped, not loaded: with 600,000 rows the process itself has 37 MB.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from isthmus.errors import DataError
 from isthmus.files import replacing
 
 EXACT = 20_000
-"""Rows that are compared one by one before a graph is built: up to here that is the faster way."""
+"""Rows that are compared one by one before a graph is built: up to this number that is faster."""
 STEP = 100_000
-"""Rows that a graph grows by before it is saved."""
+"""Rows that are added to a graph before it is saved."""
 _GROWTH = 0.1
 _BLOCK = 4096  # rows that have a checksum together
 _LINKS, _BUILD, _SEARCH = 16, 128, 384
@@ -55,7 +55,7 @@ _PASSAGE = np.dtype(
 
 @dataclass(frozen=True, eq=False)
 class VectorReader:
-    """What readers see: rows up to a commit. Never changes, but for rows that are zeroed when removed."""
+    """The rows up to a commit, for readers. Immutable, except that rows are zeroed when removed."""
 
     vectors: NDArray[np.float16]
     passages: NDArray[Any]
@@ -64,17 +64,17 @@ class VectorReader:
 
     @cached_property
     def _alive(self) -> NDArray[np.bool_]:
-        """Rows of documents that are there, with a direction."""
+        """Mask of the rows that belong to a document and have a direction."""
         return np.asarray((self.passages["owner"] > 0) & (self.passages["norm"] > 0))
 
     @cached_property
     def _order(self) -> IntArray:
-        """Rows by document."""
+        """Row numbers sorted by document."""
         return np.argsort(self.passages["owner"], kind="stable")
 
     @cached_property
     def _owners(self) -> Changes:
-        """The document of every row in that order; 0 first, for rows that are dead."""
+        """The document of every row in the order of `_order`; first 0, for dead rows."""
         return np.asarray(self.passages["owner"][self._order])
 
     @cached_property
@@ -86,16 +86,16 @@ class VectorReader:
         return owners[is_first & (owners > 0)]
 
     def __len__(self) -> int:
-        """Documents that have a vector."""
+        """Number of documents that have a vector."""
         return len(self.documents)
 
     def known(self, changes: AnyChanges) -> NDArray[np.bool_]:
-        """Which of these documents have a vector."""
+        """Mask of the given documents that have a vector."""
         return np.isin(np.asarray(changes, np.uint64), self.documents)
 
     @cached_property
     def unfinished(self) -> Changes:
-        """Documents of which some passages have vectors and others have none yet, ascending."""
+        """Documents of which some passages have vectors and others do not yet, ascending."""
         ends = np.searchsorted(self._owners, self.documents, side="right")
         counts = ends - np.searchsorted(self._owners, self.documents, side="left")
         last = self._order[ends - 1]  # what was said last of how many there are: documents may be split anew
@@ -126,7 +126,7 @@ class VectorReader:
             count *= 4  # many passages of few documents, or dead ones
 
     def cosines(self, changes: AnyChanges, vector: NDArray[np.float32]) -> FloatArray:
-        """The cosine of every document's best passage; −inf for a document that has no vector yet."""
+        """The cosine of each document's best passage; −inf for a document that has no vector yet."""
         unit = _unit(vector)
         values = np.full(len(changes), -np.inf)
         if unit is not None and len(changes):
@@ -146,7 +146,7 @@ class VectorReader:
         return int(best["start"]), int(best["end"])
 
     def first_vectors(self, changes: AnyChanges) -> NDArray[np.float32]:
-        """The vector of every document's first passage; zeros for a document that has none yet."""
+        """The vector of each document's first passage; zeros for a document that has none yet."""
         rows, starts = self._rows_of(np.asarray(changes, np.uint64))
         vectors = np.zeros((len(changes), self.vectors.shape[1]), np.float32)
         some = np.flatnonzero(np.diff(starts))
@@ -154,7 +154,7 @@ class VectorReader:
         return vectors
 
     def _rows_of(self, changes: Changes) -> tuple[IntArray, IntArray]:
-        """The rows of documents, and where among them those of each document begin, with the end."""
+        """The rows of documents, one after the other, and where those of each begin, with the end."""
         first, last = (np.searchsorted(self._owners, changes, side=side) for side in ("left", "right"))
         counts = np.where(changes > 0, last - first, 0)
         starts = np.concatenate(([0], np.cumsum(counts)))
@@ -162,14 +162,14 @@ class VectorReader:
         return self._order[np.repeat(first, counts) + steps], starts
 
     def _exact(self, rows: IntArray, vector: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Exact cosines of rows and a unit vector; −inf for a row without direction."""
+        """Exact cosines of rows with a unit vector; −inf for a row without direction."""
         norms = self.passages["norm"][rows]
         products = self.vectors[rows].astype(np.float32) @ vector
         scaled = np.divide(products, norms, out=np.full(len(rows), -np.inf, np.float32), where=norms > 0)
         return np.asarray(np.minimum(scaled, 1))
 
     def _nearest(self, vector: NDArray[np.float32], count: int) -> IntArray:
-        """Rows that include about the nearest `count` ones, in no order."""
+        """Rows that include about the `count` nearest ones, in no particular order."""
         near, compared = np.empty(0, np.int64), 0
         if self.graph is not None and count * 16 < self.covered:  # for a larger part of it a graph costs more
             near = self.graph.search(_int8(vector[None])[0], count, threads=1).keys.astype(np.int64)
@@ -191,12 +191,12 @@ class VectorReader:
 
 
 class VectorIndex:
-    """One writer, many readers; what was added or removed is searched after `commit`.
+    """Vectors in a folder, with one writer and many readers. Searches see changes after `commit`.
 
     with VectorIndex.open(folder, 384, encoder.fingerprint) as index:
-        index.add([17], encoder.documents(["a red apple"]), [(0, 11)])
+        index.add([17], encoder.encode(["a red apple"]), [(0, 11)])
         index.commit()
-        changes, cosines = index.reader.search(encoder.query("apples"), 10)
+        changes, cosines = index.reader.search(encoder.encode_queries(["apples"])[0], 10)
     """
 
     def __init__(self, folder: Path, state: dict[str, Any]) -> None:
@@ -214,10 +214,10 @@ class VectorIndex:
 
     @classmethod
     def open(cls, folder: Path, width: int, fingerprint: str) -> VectorIndex:
-        """The index in this folder, which is made if need be.
+        """Open the index in a folder, creating it if need be.
 
-        One of another width or encoder, and files that lack what was committed, are a DataError; what the
-        system does not let be read is an OSError.
+        Raises a DataError for another width or encoder and for files that lack committed rows, and an OSError
+        if the system refuses to read them.
         """
         folder.mkdir(parents=True, exist_ok=True)
         fresh = {"format": 1, "width": width, "encoder": fingerprint, "files": 1, "rows": 0, "graph": None}
@@ -238,7 +238,7 @@ class VectorIndex:
         return self.folder / f"{kind}-{self._state['files']:06d}"
 
     def _open_files(self, state: Mapping[str, Any]) -> dict[str, int]:
-        """Open both files behind the last row that was committed; what a killed process added is cut off."""
+        """Open both files and cut off what a killed process wrote behind the last committed row."""
         files: dict[str, int] = {}
         for kind, size in self._sizes.items():
             path, length = self.folder / f"{kind}-{state['files']:06d}", size * state["rows"]
@@ -251,11 +251,12 @@ class VectorIndex:
 
     @property
     def _sizes(self) -> dict[str, int]:
-        """Bytes of a row, by file."""
+        """Bytes per row, by file."""
         return {"passages": _PASSAGE.itemsize, "vectors": 2 * self.width}
 
     def _summed(self, rows: int, blocks: Iterable[int], known: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """The checksums of files of so many rows: those of some blocks as they are, the others as known."""
+        """The checksums of the files' first `rows` rows: computed for `blocks`, taken from `known` for the
+        others."""
         sums = {}
         for kind, size in self._sizes.items():
             sums[kind] = [*known.get(kind, ()), *[None] * (rows // _BLOCK + 1)][: -(-rows // _BLOCK)]
@@ -266,7 +267,7 @@ class VectorIndex:
         return sums
 
     def _check(self) -> None:
-        """Raise a DataError for a block that has changed; one that was being erased is as it may be."""
+        """Raise a DataError for a block that has changed; blocks that were being erased are not checked."""
         rows, known = self._state["rows"], self._state.get("checksums", {})
         sums = self._summed(rows, range(-(-rows // _BLOCK)), {})
         for kind, each in sums.items():
@@ -278,7 +279,7 @@ class VectorIndex:
         self._state["checksums"] = sums
 
     def close(self) -> None:
-        """Close the files; what was not committed is lost."""
+        """Close the files; additions and removals that were not committed are lost."""
         _close(self._files)
         self._files = {}
 
@@ -298,10 +299,10 @@ class VectorIndex:
         *,
         passages: Sequence[int] | None = None,
     ) -> None:
-        """Add passages: the documents they are of, vectors of unit length, and spans of their texts.
+        """Add passages: their documents, vectors of unit length, and spans of the documents' texts.
 
-        `passages` is how many each document has in all, 1 if not said; see `unfinished`. Raises a DataError
-        for vectors of another shape or with a value that is no number.
+        `passages` is the number of passages that each document has in all, 1 by default; see `unfinished`.
+        Raises a DataError for vectors of another shape or with values that are not finite.
         """
         rows = np.ascontiguousarray(vectors, dtype=np.float16)
         if rows.shape != (len(changes), self.width) or not np.isfinite(rows).all():
@@ -319,12 +320,12 @@ class VectorIndex:
             self._added.append(records)
 
     def remove(self, changes: AnyChanges) -> None:
-        """Remove all passages of documents, those too that are not committed yet."""
+        """Remove all passages of documents, including those that are not committed yet."""
         with self._writing:
             self._removed.append(np.asarray(changes, np.uint64))
 
     def commit(self) -> None:
-        """Put what was added and removed on disk, and let searches see it."""
+        """Write additions and removals to disk, and make them visible to searches."""
         with self._writing:
             if not self._added and not self._removed:
                 return
@@ -343,7 +344,8 @@ class VectorIndex:
             self._show(passages, self.reader.graph)
 
     def _unsettle(self, blocks: set[int]) -> None:
-        """Let the state not vouch for blocks whose rows are erased next: a process may be killed then."""
+        """Before rows are erased, remove their blocks' checksums from the state: the process may be killed
+        meanwhile."""
         if blocks:
             unknown = {
                 kind: [None if at in blocks else checksum for at, checksum in enumerate(sums)]
@@ -353,7 +355,7 @@ class VectorIndex:
             self._flush()
 
     def _erase(self, rows: IntArray) -> None:
-        """Overwrite rows with zeros: first vectors, then owners, which say that a row is dead."""
+        """Overwrite rows with zeros: first vectors, then owners, since an owner of 0 marks a row as dead."""
         runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
         for kind, size in (("vectors", 2 * self.width), ("passages", _PASSAGE.itemsize)):
             for run in runs:
@@ -378,11 +380,10 @@ class VectorIndex:
     # keeping in order
 
     def maintain(self, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Do the next piece of slow work, if there is any: whether there was.
+        """Do the next piece of slow work. Returns whether there was any.
 
-        Compacts where half of the rows are dead; grows the graph by up to `STEP` rows where so many have
-        none. Searches, additions and removals go on meanwhile. The graph's work is discarded once
-        `stopped()`.
+        Compacts if half of the rows are dead; grows the graph by up to `STEP` rows if it lags. Searches,
+        additions and removals continue meanwhile. Work on the graph is discarded once `stopped()` is True.
         """
         with self._maintaining:
             view = self.reader
@@ -393,14 +394,14 @@ class VectorIndex:
 
     @property
     def lags(self) -> bool:
-        """Whether the graph lacks so many rows that it is to grow."""
+        """Whether the graph lacks so many rows that it has to grow."""
         view = self.reader
         return len(view.vectors) - view.covered > max(EXACT, _GROWTH * view.covered)
 
     def compact(self) -> None:
-        """Write files without dead rows; the graph is to be built anew, and one that grows is given up.
+        """Write files without dead rows. The graph has to be built again, and growing one is abandoned.
 
-        Additions and removals wait only while those are brought in that came meanwhile.
+        Additions and removals wait only while those are copied that came during the work.
         """
         self._compacting.set()
         with self._maintaining:
@@ -426,7 +427,7 @@ class VectorIndex:
                 raise
 
     def _replace(self, files: dict[str, int], state: dict[str, Any], passages: NDArray[Any]) -> None:
-        """Go on with other files, which have the vectors of these passages."""
+        """Switch to other files, which have the vectors of these passages already."""
         before, self._files = (self._files, self._state), files
         try:
             _write(files["passages"], passages, 0)
@@ -442,7 +443,8 @@ class VectorIndex:
         self._forget_others()
 
     def _grow(self, view: VectorReader, stopped: Callable[[], bool]) -> bool:
-        """A graph with more of the rows, saved beside the old one, then mapped in its place."""
+        """Save a graph with more of the rows beside the old one, then map it in its place. Returns False if
+        interrupted."""
         end = min(len(view.vectors), view.covered + STEP)
         graph = _graph(self.width)
         if view.graph is not None:
@@ -469,7 +471,7 @@ class VectorIndex:
         return self.folder / f"graph-{self._state['files']:06d}-{rows}"
 
     def _read_graph(self) -> Any:
-        """The graph, mapped; None where there is none, or not whole: it is built again."""
+        """Map the graph. Returns None if there is none or it is damaged; it is then built again."""
         named = self._state["graph"]
         path = None if named is None else self._graph_file(named["rows"])
         if path is None or not path.exists() or named.get("checksum") not in (None, _checksum(path)):
@@ -480,7 +482,7 @@ class VectorIndex:
         return graph
 
     def _forget_others(self) -> None:
-        """Remove files that the state does not name. Readers may have them mapped, and keep them."""
+        """Remove files that the state does not name. Readers that have mapped one can still read it."""
         named = {"state", self._path("passages").name, self._path("vectors").name}
         if self._state["graph"] is not None:
             named.add(self._graph_file(self._state["graph"]["rows"]).name)
@@ -507,19 +509,19 @@ def _graph(width: int) -> Any:
 
 
 def _int8(vectors: NDArray[np.float32]) -> NDArray[np.int8]:
-    """Every row scaled so that its largest value is 127: an angle does not depend on length."""
+    """Scale every row so that its largest absolute value is 127: angles do not depend on length."""
     largest = np.abs(vectors).max(axis=1, keepdims=True)
     return np.asarray(np.round(vectors * (127 / np.maximum(largest, 1e-12))), dtype=np.int8)
 
 
 def _unit(vector: NDArray[np.floating]) -> NDArray[np.float32] | None:
-    """The vector with length 1; None for one without direction."""
+    """The vector scaled to length 1; None for one without direction."""
     norm = float(np.linalg.norm(vector))
     return np.asarray(vector / norm, dtype=np.float32) if norm > 0 else None
 
 
 def _checksum(path: Path) -> int:
-    """Of a file that may be large."""
+    """The CRC-32 of a file, read in pieces since it may be large."""
     checksum = 0
     with open(path, "rb") as stream:
         while chunk := stream.read(1 << 24):
@@ -533,13 +535,13 @@ def _close(files: Mapping[str, int]) -> None:
 
 
 def _copy(opened: int, vectors: NDArray[np.float16], rows: IntArray, row: int) -> None:
-    """Some vectors into an open file, from a row on."""
+    """Copy some vectors to an open file, starting at `row`."""
     for start in range(0, len(rows), 4096):
         _write(opened, vectors[rows[start : start + 4096]], row + start)
 
 
 def _write(opened: int, rows: NDArray[Any], row: int) -> None:
-    """All of an array into an open file, from a row on: what a failed call has left there is overwritten."""
+    """Write an array to an open file, starting at `row`; remains of a failed call there are overwritten."""
     if not len(rows):
         return
     rest, at = memoryview(rows.tobytes()), row * (rows.nbytes // len(rows))

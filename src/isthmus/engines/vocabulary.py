@@ -1,4 +1,4 @@
-"""Words as codes that never change: a file that only grows, looked up by keyed hash."""
+"""Words with permanent codes: an append-only file, looked up by keyed hash."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from isthmus.text import Tokeniser, buffers
 
 WORD = np.dtype([("hash", "<u8"), ("end", "<i8")])
 LATE = 1 << 16
-"""Names that a dictionary has beside the sorted ones, at least, before they are sorted too."""
+"""Minimum number of names in a dictionary beside the sorted ones before they are sorted too."""
 MOST_KNOWN = 1 << 18
-"""Terms that are remembered, with the words that are read as them."""
+"""Maximum number of words that are cached with the terms that they are reduced to."""
 MOST_REMEMBERED = 1 << 12
-"""Words of queries whose codes are remembered."""
+"""Maximum number of words of queries whose codes are cached."""
 _TEXT = pa.large_string()
 _NO_WORDS = pa.array([], _TEXT)
 
@@ -31,7 +31,8 @@ Names = NDArray[np.uint64]
 
 
 def named(texts: Iterable[str], key: bytes) -> Names:
-    """A 64-bit name for every text. The key is the index's own, so nobody can look for two with one name."""
+    """A 64-bit name for every text, a keyed hash. The key belongs to the index, so nobody can construct a
+    collision."""
     keyed, digests = hashlib.blake2b(key=key, digest_size=8).copy, list[bytes]()
     for text in texts:  # a copy takes half the time of a hash with its key
         name = keyed()
@@ -41,7 +42,7 @@ def named(texts: Iterable[str], key: bytes) -> Names:
 
 
 def ranked(names: Names) -> IntArray:
-    """The order of names, equal ones as they come: what a stable sort gives, several times sooner."""
+    """The stable sorting order of names, several times faster than by a stable sort."""
     order = np.argsort(names)
     values = names[order]
     same = values[1:] == values[:-1]
@@ -53,18 +54,18 @@ def ranked(names: Names) -> IntArray:
 
 
 class Places:
-    """The last place of every name: most in a sorted array, the latest in a dictionary.
+    """The last position of every name: most in a sorted array, the latest in a dictionary.
 
-    One thread adds, others may look up meanwhile.
+    One thread adds names; others may look them up meanwhile.
     """
 
     def __init__(self, names: Names, order: IntArray) -> None:
-        """`order` is that of `ranked`."""
+        """Start with names at positions 0, 1, …; `order` is their order as from `ranked`."""
         self._sorted = (names[order], order)
         self._late: dict[int, int] = {}
 
     def find(self, names: Names) -> IntArray:
-        """-1 for a name that is not there."""
+        """The positions of names; -1 for a name that is not there."""
         late, (known, order) = self._late, self._sorted
         places = np.full(len(names), -1, dtype=np.int64)
         if len(known):
@@ -76,7 +77,7 @@ class Places:
         return places
 
     def add(self, names: Names, first: int) -> None:
-        """Names with the places from `first` on."""
+        """Add names at the positions from `first` on."""
         self._late.update(zip(names.tolist(), range(first, first + len(names)), strict=True))
         known, order = self._sorted
         if len(self._late) > max(LATE, len(known) // 4):
@@ -88,7 +89,7 @@ class Places:
 
 
 class Vocabulary:
-    """The words of an index by code; stop words begin with `STOP`."""
+    """The words of an index, by code; stop words begin with `STOP`."""
 
     def __init__(self, folder: Path, key: bytes, states: Mapping[str, Sequence[int]]) -> None:
         self._key = key
@@ -105,7 +106,7 @@ class Vocabulary:
         return len(self.stop)
 
     def codes(self, words: Sequence[str]) -> IntArray:
-        """-1 for a word that is not there."""
+        """The codes of words; -1 for a word that is not there."""
         known = [self._code_of.get(word, -1) for word in words]
         if -1 in known:
             codes = self._places.find(named(words, self._key))
@@ -116,9 +117,9 @@ class Vocabulary:
         return np.array(known, dtype=np.int64)
 
     def read(self, tokeniser: Tokeniser, words: list[str]) -> Read:
-        """Words as a tokeniser reads them, with new codes for terms that are not there: on disk after `sync`.
+        """Reduce words to terms by a tokeniser, with new codes for new terms; those are on disk after `sync`.
 
-        Words that have come before are looked up among those.
+        Words that were read before are looked up in a cache.
         """
         if sum(len(before) for before, _, _ in self._known.values()) > MOST_KNOWN:
             self._known = {}
@@ -137,7 +138,7 @@ class Vocabulary:
         return codes, known[2].take(at), self.stop[codes]
 
     def _added(self, terms: pa.LargeStringArray) -> NDArray[np.int32]:
-        """The codes of terms, new ones for those that are not there."""
+        """The codes of terms; terms that are not there yet are added."""
         encoded = terms.dictionary_encode()
         words = encoded.dictionary
         names = named(words.to_pylist(), self._key)
@@ -165,7 +166,7 @@ class Vocabulary:
         return np.concatenate((ends[first - 1 : first] if first else [0], ends[first:last])).astype(np.int64)
 
     def words(self, first: int, last: int) -> pa.LargeStringArray:
-        """The words of a range of codes, as they are marked."""
+        """The words of a range of codes; stop words carry their mark."""
         starts = self._starts(first, max(first, last))  # beyond may be words of a batch that failed
         octets = np.ascontiguousarray(self.spelling.records[starts[0] : starts[-1]])
         buffers = pa.py_buffer(np.ascontiguousarray(starts - starts[0])), pa.py_buffer(octets)

@@ -1,4 +1,4 @@
-"""Measures as values, what they say about runs and probabilities, and how sure that is."""
+"""Measures as values, evaluation of runs and probabilities with them, intervals and paired tests."""
 
 from isthmus.facade import contents
 

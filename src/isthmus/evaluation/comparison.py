@@ -24,7 +24,8 @@ _LETTERS = "abcdefghijklmnoprstuvwxyz"
 
 @dataclass(frozen=True)
 class Testing:
-    """How runs are compared: the test, its size, and the groups of queries that belong together."""
+    """How runs are compared: the test, α, samples and seed, and the group of every query where queries are
+    not independent."""
 
     test: str = "randomisation"
     alpha: float = 0.05
@@ -42,7 +43,7 @@ DEFAULT_TESTING = Testing()
 
 @dataclass(frozen=True, slots=True)
 class PairedVerdict:
-    """One pair of runs under one measure; `adjusted` is the p-value after Holm's correction."""
+    """Test of one pair of runs under one measure; `adjusted` is the p-value after Holm's correction."""
 
     measure: Measure
     first: str
@@ -52,12 +53,13 @@ class PairedVerdict:
 
 
 LARGE_LOSS = 0.2
-"""A query that falls this far below the baseline is one that its users notice."""
+"""A query with more than this below the baseline counts as a large loss, which users are taken to notice."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryRisk:
-    """What a run loses on single queries under one measure; the formulas are in `evaluation.statistics`."""
+    """Risk of a run under one measure, from its losses on single queries; formulas:
+    `evaluation.statistics`."""
 
     measure: Measure
     run: str
@@ -68,10 +70,10 @@ class QueryRisk:
     wins: int
     losses: int
     large_losses: int
-    """Queries that lose more than `LARGE_LOSS`."""
+    """Number of queries that lose more than `LARGE_LOSS`."""
 
     def row(self) -> dict[str, Any]:
-        """The machine-readable form: `urisk` with `low` and `high`, and `queries`, their number."""
+        """Return the machine-readable form; `low` and `high` bound `urisk`, and `queries` is their number."""
         numbers = {name: getattr(self, name) for name in ("trisk", "zrisk", "georisk")}
         counts = {name: getattr(self, name) for name in ("wins", "losses", "large_losses")}
         bounds = {"urisk": self.urisk.value, "low": self.urisk.low, "high": self.urisk.high}
@@ -110,7 +112,7 @@ class Comparison(Tabular):
 
     @cached_property
     def verdicts(self) -> tuple[PairedVerdict, ...]:
-        """Every tested pair: all of them, or each run against the baseline.
+        """The tests of all pairs of runs, or of each run against the baseline if one is named.
 
         Holm's correction is over the pairs of one measure. Sums such as NumRet are not tested.
         """
@@ -127,7 +129,7 @@ class Comparison(Tabular):
         return tuple(verdicts)
 
     def interval(self, run: str, measure: Measure) -> statistics.Interval | None:
-        """The bootstrap interval over queries; None for sums."""
+        """Return the bootstrap interval over queries; None for sums, and if no query counts."""
         if (run, measure) not in self._intervals:
             (evaluation,) = (e for e in self.evaluations if e.run == run)
             self._intervals[run, measure] = self._interval(evaluation, measure)
@@ -136,9 +138,10 @@ class Comparison(Tabular):
     def table(
         self, *, title: str = "", intervals: bool = True, digits: int = 4, remarks: bool = True
     ) -> Table:
-        """One row per run, one column per measure; a letter: significantly better than that run.
+        """Return a table with one row per run and one column per measure.
 
-        `remarks` on missing queries, ties and the like are notes below it.
+        A letter beside a value marks a run that is significantly better than the run of that letter. With
+        `remarks`, notes on missing queries, ties and the like are added below the table.
         """
         letters = {e.run: _letter(at) for at, e in enumerate(self.evaluations)}
         marks = self._marks(letters)
@@ -152,10 +155,10 @@ class Comparison(Tabular):
         return Table(header, tuple(rows), title, (*self._notes(intervals), *noted), digits)
 
     def risks(self, *, alpha: float = 1.0) -> tuple[QueryRisk, ...]:
-        """The risk of every run under every measure, on the queries that count for all runs.
+        """Return the risk of every run under every measure, on the queries that count for all runs.
 
-        URisk, TRisk and the counts are against the baseline; where none is named, against the mean of the
-        other runs on each query. Sums such as NumRet have no risk. ConfigError for a single run.
+        URisk, TRisk and the counts compare with the baseline or, if none is named, with the mean of the
+        other runs on each query. Sums such as NumRet have no risk. Raises ConfigError for a single run.
         """
         if len(self.evaluations) < 2:
             raise ConfigError("risk is against another run, and there is one", expected="two runs or more")
@@ -192,11 +195,12 @@ class Comparison(Tabular):
             )
 
     def differences(self) -> list[dict[str, Any]]:
-        """Every run less the baseline, measure by measure, on the queries that count for all runs.
+        """Return the difference of every run to the baseline by measure, on the queries that count for all
+        runs.
 
-        `difference` with its bootstrap interval `low` and `high`, `p` of the paired test after Holm's
-        correction, `wins`, `losses` and `large_losses`: queries above the baseline, below, and below by more
-        than `LARGE_LOSS`. ConfigError without a baseline.
+        A row has `difference` with its bootstrap interval `low` and `high`, `p` of the paired test after
+        Holm's correction, and `wins`, `losses` and `large_losses`: the number of queries above the baseline,
+        below it, and below it by more than `LARGE_LOSS`. Raises ConfigError without a baseline.
         """
         if self.baseline is None:
             raise ConfigError("differences are to a baseline, and none is named", expected="a baseline")
@@ -220,7 +224,8 @@ class Comparison(Tabular):
         return rows
 
     def difference_table(self, *, title: str = "", digits: int = 4) -> Table:
-        """One row per run and measure: both means, the difference with its interval, p, and queries."""
+        """Return `differences` as a table: both means, the difference with its interval, p, and queries won
+        and lost."""
         header = ("run", "measure", "baseline", "value", "difference", "p", "won", "lost")
         differences = self.differences()
         rows: list[tuple[Cell, ...]] = [
@@ -241,7 +246,8 @@ class Comparison(Tabular):
         return Table((*header, f"lost > {LARGE_LOSS:g}"), tuple(rows), title, notes, digits)
 
     def risk_table(self, *, alpha: float = 1.0, title: str = "", digits: int = 4) -> Table:
-        """One row per run and measure: URisk with its interval, TRisk, ZRisk, GeoRisk, and queries."""
+        """Return `risks` as a table: URisk with its interval, TRisk, ZRisk, GeoRisk, and queries won and
+        lost."""
         columns = ("run", "measure", "URisk", "TRisk", "ZRisk", "GeoRisk", "won", "lost")
         numbers = ("trisk", "zrisk", "georisk", "wins", "losses", "large_losses")
         risks = self.risks(alpha=alpha)
@@ -266,7 +272,7 @@ class Comparison(Tabular):
         return Table((*columns, f"lost > {LARGE_LOSS:g}"), tuple(rows), title, notes, digits)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The machine-readable form: that of an `Evaluation` with `"low"`, `"high"` and `"better_than"`."""
+        """Return the rows of every `Evaluation`, with `"low"`, `"high"` and `"better_than"` added."""
         marks = self._marks({e.run: e.run for e in self.evaluations})
         return [
             {
@@ -281,7 +287,7 @@ class Comparison(Tabular):
         ]
 
     def to_arrow(self) -> Any:
-        """The same rows as a pyarrow.Table."""
+        """Return `rows` as a pyarrow.Table."""
         import pyarrow as pa
 
         return pa.Table.from_pylist(self.rows())
@@ -319,7 +325,7 @@ class Comparison(Tabular):
         return statistics.Interval(value, low, high, interval.n, interval.how)
 
     def _marks(self, names: Mapping[str, str]) -> dict[tuple[str, Measure], list[str]]:
-        """Which runs every run is significantly better than, in order."""
+        """By run and measure, the names of the runs that it is significantly better than, sorted."""
         beaten: dict[tuple[str, Measure], list[str]] = {}
         for verdict in self.verdicts:
             if verdict.adjusted < self.testing.alpha:
@@ -367,7 +373,7 @@ class Comparison(Tabular):
         return f"{test} over {self._units} against {against}, Holm-corrected within a measure"
 
     def _conventions(self) -> Iterator[str]:
-        """Of every measure, and over how many queries it is."""
+        """Describe every measure with its conventions and the number of queries that count."""
         for measure in self.measures:
             counts = sorted({e.counted(measure) for e in self.evaluations})
             counted = "/".join(f"{n:,}" for n in counts)
@@ -407,7 +413,8 @@ def compare(
 
 
 def _comparable(evaluation: Evaluation, measure: Measure) -> FloatArray:
-    """Values whose plain mean is the measure: those of a ratio of means are scaled by their weight."""
+    """Return values whose plain mean is the measure: for a ratio of means, the values scaled by their
+    weights."""
     values = evaluation.values[measure]
     weights = evaluation.weights.get(measure)
     return values if weights is None else values * weights / weights.mean()

@@ -21,11 +21,11 @@ from isthmus.evaluation.ranking import Hits, RankingView
 Formula = Callable[[RankingView, Measure], FloatArray]
 
 LEAST = 1e-5
-"""What a zero counts as in a geometric mean, and the smoothing of infAP; both are trec_eval's."""
+"""Lower bound of a value in a geometric mean, and the smoothing constant of infAP; both as in trec_eval."""
 
 
 def relevant(view: RankingView, measure: Measure) -> IntArray:
-    """R: relevant documents of every query; those of positive grade where the measure has no threshold."""
+    """R: number of relevant documents of every query, of positive grade if the measure has no threshold."""
     return view.ranking.relevant(_threshold(measure))
 
 
@@ -39,17 +39,18 @@ def dcg(view: RankingView, measure: Measure) -> FloatArray:
 
 
 def ndcg(view: RankingView, measure: Measure) -> FloatArray:
-    """DCG@k / IDCG@k, the ideal over all judged documents and cut at the same k."""
+    """DCG@k / IDCG@k; the ideal list has all judged documents and is cut at the same k."""
     return _share(dcg(view, measure), _ideal_dcg(view, measure, measure.cutoff))
 
 
 def ndcg_printed(view: RankingView, measure: Measure) -> FloatArray:
-    """As the cross-silo paper prints nDCG@10: the ideal is not cut at k."""
+    """nDCG as the cross-silo paper prints nDCG@10: the ideal is not cut at k."""
     return _share(dcg(view, measure), _ideal_dcg(view, measure, None))
 
 
 def ndcg_rel(view: RankingView, measure: Measure) -> FloatArray:
-    """DCG@r / IDCG@r averaged over the ranks r of all relevant documents, those not found at the end."""
+    """DCG@r / IDCG@r averaged over the ranks r of all relevant documents; one that was not retrieved enters
+    with the ratio of the whole lists."""
     hits, ideal = view.relevant(), view.ranking.ideal
     so_far = hits.running(np.add, hits.grade / np.log2(hits.rank + 1))
     best = ideal.running(np.add, ideal.grade / np.log2(ideal.rank + 1))
@@ -92,13 +93,13 @@ def err(view: RankingView, measure: Measure) -> FloatArray:
 
 
 def err_printed(view: RankingView, measure: Measure) -> FloatArray:
-    """As the cross-silo paper prints ERR: without 1/r, so over the whole list 1 − Π (1 − R_i)."""
+    """ERR as the cross-silo paper prints it: without 1/r, so over the whole list 1 − Π (1 − R_i)."""
     hits = view.relevant().to(measure.cutoff)
     return _cascade(hits, _top_grade(view, measure), np.ones(len(hits.rank)))
 
 
 def err_code(view: RankingView, measure: Measure) -> FloatArray:
-    """As the cross-silo paper's code has it: gmax is the largest grade in each list."""
+    """ERR as the cross-silo paper's code has it: gmax is the largest grade in each list."""
     hits = view.relevant()
     top = np.zeros(hits.size, dtype=np.int64)
     np.maximum.at(top, hits.query, hits.grade)
@@ -107,7 +108,8 @@ def err_code(view: RankingView, measure: Measure) -> FloatArray:
 
 
 def average_precision(view: RankingView, measure: Measure) -> FloatArray:
-    """(1/R) Σ over relevant documents to rank k of precision at their rank; norm=cut divides by min(R, k)."""
+    """(1/R) Σ of the precision at the rank of every relevant document to rank k; norm=cut divides by min(R,
+    k)."""
     hits = _hits(view, measure).to(measure.cutoff)
     seen = hits.nth + 1
     if measure.name == "MAP" and measure["ties"] == "last":
@@ -149,7 +151,7 @@ def r_precision(view: RankingView, measure: Measure) -> FloatArray:
 
 
 def interpolated_precision(view: RankingView, measure: Measure) -> FloatArray:
-    """The best precision at or below the rank of the ⌊x R + 0.9⌋-th relevant document, x the recall asked."""
+    """Best precision at or below the rank of the ⌊x R + 0.9⌋-th relevant document, x the requested recall."""
     return _interpolated(view, measure, [float(measure.cutoff or 0)])
 
 
@@ -159,7 +161,8 @@ def eleven_points(view: RankingView, measure: Measure) -> FloatArray:
 
 
 def bpref(view: RankingView, measure: Measure) -> FloatArray:
-    """(1/R) Σ over relevant documents of 1 − min(N above, R) / min(N, R), N the judged worthless ones."""
+    """(1/R) Σ over relevant documents of 1 − min(N above, R) / min(N, R); N counts documents judged not
+    relevant."""
     threshold = _threshold(measure)
     graded = view.judged.keep(view.judged.grade >= 0)
     is_hit = graded.grade >= threshold
@@ -175,7 +178,7 @@ def bpref(view: RankingView, measure: Measure) -> FloatArray:
 def inferred_ap(view: RankingView, measure: Measure) -> FloatArray:
     """Average precision with the precision above each relevant document inferred (Yilmaz and Aslam 2006).
 
-    A negative grade means in the pool but not judged.
+    A document with a negative grade is in the pool but not judged.
     """
     rows = view.judged
     is_hit = rows.grade >= _threshold(measure)
@@ -190,7 +193,8 @@ def inferred_ap(view: RankingView, measure: Measure) -> FloatArray:
 
 
 def gain_against_cost(view: RankingView, measure: Measure) -> FloatArray:
-    """G = Σ_r g_r / log2(2 + C_r − S_r) over Σ g; S_r gain to rank r, C_r ideal gain, at least 1 a rank."""
+    """G = (Σ_r g_r / log2(2 + C_r − S_r)) / Σ g; S_r is the gain to rank r, C_r the ideal gain to rank r,
+    which grows by at least 1 per rank."""
     hits, ideal = view.relevant(), view.ranking.ideal
     gained = hits.running(np.add, hits.grade.astype(np.float64))
     best = np.append(ideal.running(np.add, ideal.grade.astype(np.float64)), 0.0)
@@ -231,7 +235,7 @@ def set_average_precision(view: RankingView, measure: Measure) -> FloatArray:
 
 
 def set_relative_precision(view: RankingView, measure: Measure) -> FloatArray:
-    """Relevant retrieved documents / the most that a list of this length could have."""
+    """Relevant retrieved documents / min(n, R), the most that a list of this length can have."""
     return _share(_relevant_retrieved(view, measure), np.minimum(view.length, relevant(view, measure)))
 
 
@@ -245,21 +249,22 @@ def utility(view: RankingView, measure: Measure) -> FloatArray:
 
 
 def judged(view: RankingView, measure: Measure) -> FloatArray:
-    """The share of the first documents, or of all, that has a judgement."""
+    """The share of the first k documents, or of all, that have a judgement."""
     seen = view.length if measure.cutoff is None else np.minimum(view.length, int(measure.cutoff))
     return _share(view.judged.to(measure.cutoff).count, seen)
 
 
 def worthless_retrieved(view: RankingView, measure: Measure) -> FloatArray:
-    """How many retrieved documents are judged not relevant."""
+    """The number of retrieved documents that are judged not relevant."""
     grade = view.judged.grade
     return view.judged.keep((grade >= 0) & (grade < _threshold(measure))).count.astype(np.float64)
 
 
 def map_printed(view: RankingView, measure: Measure) -> FloatArray:
-    """As the cross-silo paper prints MAP: (1/n) Σ_d rank(d) / position(d), rank by grade, position as listed.
+    """MAP as the cross-silo paper prints it: (1/n) Σ_d rank(d) / position(d), rank by grade, position in the
+    list.
 
-    Documents of equal grade are ranked as the list has them, so that a perfect list gives 1.
+    Documents of equal grade are ranked in the order of the list, so that a perfect list gives 1.
     """
     rows = view.everything
     order = np.lexsort((rows.rank, -rows.grade.astype(np.int64), rows.query))
@@ -269,14 +274,14 @@ def map_printed(view: RankingView, measure: Measure) -> FloatArray:
 
 
 def map_code(view: RankingView, measure: Measure) -> FloatArray:
-    """As the cross-silo paper's code has MAP: (1/n) Σ_i g_i · mean(g_1 … g_i)."""
+    """MAP as the cross-silo paper's code has it: (1/n) Σ_i g_i · mean(g_1 … g_i)."""
     rows = view.everything
     mean = rows.running(np.add, rows.grade.astype(np.float64)) / rows.rank
     return _share(rows.total(rows.grade * mean), view.length)
 
 
 def geometric(formula: Formula) -> Formula:
-    """The logarithm of a measure, whose mean is that of a geometric mean."""
+    """Return a formula for the logarithm of a measure; exp of its mean is the geometric mean."""
     return lambda view, measure: np.log(np.maximum(formula(view, measure), LEAST))
 
 
@@ -294,7 +299,7 @@ def _relevant_retrieved(view: RankingView, measure: Measure) -> IntArray:
 
 
 def _share(part: NDArray[Any], whole: NDArray[Any]) -> FloatArray:
-    """part / whole, and 0 where there is no whole."""
+    """part / whole; 0 where the whole is 0."""
     share: FloatArray = np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
     return share
 
@@ -314,7 +319,8 @@ def _discounted(hits: Hits, gains: NDArray[Any], cutoff: int | float | None) -> 
 
 
 def _discounts_to(depth: int, cutoff: int | float | None) -> FloatArray:
-    """The sum of discounts down to every rank from 0 to `depth`; ranks beyond the cut-off add nothing."""
+    """Cumulative sums of the discounts for every rank from 0 to `depth`; ranks beyond the cut-off add
+    nothing."""
     discounts = 1.0 / np.log2(np.arange(2, depth + 2))
     if cutoff is not None:
         discounts[int(cutoff) :] = 0.0
@@ -331,7 +337,7 @@ def _ideal_dcg(view: RankingView, measure: Measure, cutoff: int | float | None) 
 
 
 def _mean_discount(view: RankingView, rows: IntArray, cutoff: int | float | None) -> FloatArray:
-    """The mean discount over the ranks of all rows that share a row's score."""
+    """The mean discount over the ranks of all rows that have the same score as a row."""
     if view.first is None or view.last is None:
         raise ConfigError("ties=average needs a view with tie groups", key="ties", value="average")
     first, last = view.first[rows], view.last[rows]
@@ -415,4 +421,4 @@ FORMULAS: dict[str, Formula] = {
     "err_code": err_code,
     "ndcg_printed": ndcg_printed,
 }
-"""The formula of every measure but the propensity-scored ones, which need more than a view."""
+"""The formula of every measure except the propensity-scored ones, which need more than a view."""

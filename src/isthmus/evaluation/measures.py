@@ -1,4 +1,4 @@
-"""Measures as values: what users say, with every convention visible.
+"""Measures as values, parsed from strings such as `nDCG@10(gain=linear)`, with every convention visible.
 
 >>> measure = Measure.parse("nDCG@10(gain=linear)")
 >>> measure == Measure.parse("nDCG(gain=linear)@10") == Measure.parse("ndcg_cut_10")
@@ -6,8 +6,8 @@ True
 >>> str(measure), measure["gain"], measure["empty"]
 ('nDCG@10(gain=linear)', 'linear', 'zero')
 
-A measure parses, prints a canonical form (a parameter at its default is not printed), hashes and compares
-by meaning. trec_eval's own names are understood as well. The parameters:
+A measure parses, prints a canonical form (a parameter at its default is not printed), hashes and compares by
+meaning. trec_eval's own names are parsed as well. The parameters:
 
     gain      exp: 2^g − 1 (default), or linear: g
     rel       the smallest grade that counts as relevant (default 1)
@@ -38,7 +38,7 @@ Value = str | int | float
 
 @dataclass(frozen=True, slots=True)
 class WordParameter:
-    """A parameter that is one of some words."""
+    """A parameter whose value is one of several words; the first is the default."""
 
     words: tuple[str, ...]
 
@@ -54,7 +54,7 @@ class WordParameter:
 
 @dataclass(frozen=True, slots=True)
 class NumberParameter:
-    """A numeric parameter; where `word` is given that stands for a number found in the data."""
+    """A numeric parameter; `word`, if set, is also allowed and stands for a number computed from the data."""
 
     default: Value
     least: float = float("-inf")
@@ -93,7 +93,7 @@ _TOP: Parameters = {"gmax": NumberParameter("data", 1, 1000, word="data")}
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A kind of measure: its definition, its cut-off, its parameters and how queries are put together."""
+    """A kind of measure: its definition, cut-off, parameters, and how values of queries are aggregated."""
 
     about: str
     parameters: Parameters = field(default_factory=dict)
@@ -102,14 +102,14 @@ class Family:
     ties: tuple[str, ...] = ()
 
     def parameter(self, name: str) -> WordParameter | NumberParameter | None:
-        """What the parameter may be, or None if this kind of measure has no such parameter."""
+        """Return the parameter's definition, or None if this kind of measure has no such parameter."""
         if name == "ties":
             return WordParameter((*TIES, *self.ties))
         return self.parameters.get(name) or _ALWAYS.get(name)
 
     @property
     def names(self) -> list[str]:
-        """The parameters this kind of measure has."""
+        """The names of the parameters of this kind of measure."""
         return [*self.parameters, *_ALWAYS]
 
 
@@ -204,7 +204,7 @@ PROFILES: dict[str, dict[str, tuple[str, ...]]] = {
     "lightgbm": {"gain": ("exp",), "empty": ("one",), "ties": ("input",), "norm": ("cut",)},
     "sklearn": {"gain": ("linear",), "ties": ("average", "last")},
 }
-"""What each tool does where a measure does not say; of several values the first that the measure has."""
+"""Conventions of each tool where a measure states none; of several values, the first that it allows."""
 
 _FORM = re.compile(r"(?P<name>\w+)(@(?P<cut>[\d.]+))?(\((?P<inside>[^()]*)\))?(@(?P<late>[\d.]+))?")
 _TREC_FORM = re.compile(r"(?P<name>[A-Za-z]\w*?|11pt_avg)([._](?P<cut>\d+(\.\d+)?))?")
@@ -218,7 +218,7 @@ class Measure:
     cutoff: int | float | None = None
     parameters: tuple[tuple[str, Value], ...] = ()
     explicit: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
-    """The parameters that were written out, at whatever value; a profile does not change these."""
+    """Names of the parameters that were written out, even at their default; a profile keeps these."""
 
     def __post_init__(self) -> None:
         if self.name not in FAMILIES:
@@ -266,7 +266,8 @@ class Measure:
         return Measure(self.name, cutoff, tuple((name, self[name]) for name in self.explicit))
 
     def under(self, profile: str) -> Measure:
-        """The measure as a tool computes it, where the measure does not say otherwise itself."""
+        """Return the measure with the conventions of a tool, except for parameters that the measure states
+        itself."""
         if profile not in PROFILES:
             raise _unknown("profile", profile, PROFILES)
         chosen: dict[str, Value] = {}
@@ -284,7 +285,7 @@ class Measure:
         return f"{self.name}{cut}({inside})" if inside else f"{self.name}{cut}"
 
     def conventions(self) -> str:
-        """Definition and parameters in words, to stand beside a figure."""
+        """Return the definition and the parameters in words, to print beside a value."""
         names = [name for name in self.family.names if name != "seed" or self["ties"] == "random"]
         settings = "; ".join(f"{name}={_spell(self[name])}" for name in names)
         return f"{self.family.about} ({settings})"
@@ -310,7 +311,7 @@ class Measure:
 
 
 def as_measures(measures: Iterable[str | Measure]) -> tuple[Measure, ...]:
-    """The measures that these names or measures stand for; ConfigError for an unknown one."""
+    """Parse names into measures; measures stay as they are. Raises ConfigError for an unknown name."""
     if isinstance(measures, str):
         raise ConfigError(f"{measures!r} is one measure where a list of them is expected: [{measures!r}]")
     return tuple(item if isinstance(item, Measure) else Measure.parse(item) for item in measures)
@@ -358,7 +359,7 @@ def _spell(value: Value) -> str:
 
 
 def _unknown(kind: str, word: str, known: Iterable[str]) -> ConfigError:
-    """The error for a word nobody knows; a word that differs in case alone is the nearest."""
+    """Return the error for an unknown word; it suggests one that differs only in case, or the nearest."""
     names = list(known)
     alike = [name for name in names if name.casefold() == word.casefold()]
     guess = alike[0] if alike else nearest(word, names)

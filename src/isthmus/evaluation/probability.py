@@ -1,7 +1,8 @@
-"""How honest probabilities are: calibration measures over (probability, outcome) pairs.
+"""Calibration measures over (probability, outcome) pairs.
 
-ECE over all candidates is ruled by the many that are surely worthless: the ECE of the top k comes first,
-beside its floor, which is what a perfectly calibrated model would show on as many hits (`calibration_of`).
+The ECE over all candidates is dominated by the many that are certainly not relevant. `calibration_of`
+therefore lists the ECE of the top k first, beside its floor: the ECE of a perfectly calibrated model on as
+many hits.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from isthmus.tables import UNJUDGED, Qrels, Run
 
 BINS = 15
 DRAWS = 1_000
-"""Outcomes drawn for a floor."""
+"""Number of simulated sets of outcomes behind a floor."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """Predictions in bins: what was promised and what came true in each.
+    """Predictions in bins, with the sum of probabilities and the sum of outcomes in each bin.
 
-    Two of the same edges add, so that silos can pool theirs.
+    Two objects with the same edges can be added, so that silos can pool theirs.
     """
 
     edges: FloatArray
@@ -68,7 +69,7 @@ class Reliability:
         )
 
     def rows(self) -> list[dict[str, float]]:
-        """Bin by bin: its edges, its count, the mean probability and the mean outcome."""
+        """Return one row per bin: its edges, count, mean probability and mean outcome."""
         size = np.maximum(self.count, 1)
         columns = self.edges[:-1], self.edges[1:], self.count, self.promised / size, self.came_true / size
         names = ("from", "to", "count", "probability", "frequency")
@@ -76,9 +77,10 @@ class Reliability:
 
 
 def reliability_diagram(named: Mapping[str, Reliability], *, caption: str = "") -> Plot:
-    """What was promised against what came true, with the number of predictions in every bin below.
+    """Draw predicted probability against the observed share of relevant hits, with the number of predictions
+    per bin below.
 
-    Several (before and after, one per retriever) are drawn together; the diagonal is honest.
+    Several (before and after, one per retriever) are drawn together; the diagonal is perfect calibration.
     """
 
     def draw(axes: Any) -> None:
@@ -147,20 +149,20 @@ def mce(probabilities: ArrayLike, outcomes: ArrayLike, *, bins: int = BINS, how:
 
 
 def brier(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
-    """mean (p − y)²."""
+    """Brier score: mean (p − y)²."""
     chance, truth = _pairs(probabilities, outcomes)
     return float(np.mean((chance - truth) ** 2))
 
 
 def brier_skill(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
-    """1 − Brier / π(1 − π), π the base rate: 0 for who always says π; NaN where all outcomes are equal."""
+    """1 − Brier / π(1 − π), π the base rate; 0 if π is always predicted, NaN if all outcomes are equal."""
     base = base_rate(outcomes)
     constant = base * (1 - base)
     return 1 - brier(probabilities, outcomes) / constant if constant > 0 else float("nan")
 
 
 def log_loss(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
-    """−mean(y ln p + (1 − y) ln(1 − p)), p kept a machine epsilon from 0 and 1."""
+    """−mean(y ln p + (1 − y) ln(1 − p)), with p clipped to a machine epsilon from 0 and 1."""
     chance, truth = _pairs(probabilities, outcomes)
     least = np.finfo(np.float64).eps
     safe = np.clip(chance, least, 1 - least)
@@ -173,7 +175,7 @@ def base_rate(outcomes: ArrayLike) -> float:
 
 
 def calibration(probabilities: ArrayLike, outcomes: ArrayLike, *, bins: int = BINS) -> dict[str, float]:
-    """Every calibration measure at once, by name, with the number of pairs."""
+    """Return every calibration measure by name, with the number of pairs."""
     width = reliability(probabilities, outcomes, bins=bins)
     return {
         "ECE": width.ece,
@@ -190,9 +192,10 @@ def calibration(probabilities: ArrayLike, outcomes: ArrayLike, *, bins: int = BI
 def outcomes_of(
     qrels: Qrels, run: Run, *, top: int | None = None, rel: int = 1, unjudged: str = "zero"
 ) -> tuple[FloatArray, FloatArray]:
-    """The run's probabilities and whether each came true, for every row (or the top k) of judged queries.
+    """Return a run's probabilities and their outcomes (1 relevant, 0 not), for all rows or the top k of
+    judged queries.
 
-    A document nobody judged counts as not relevant (`unjudged="zero"`) or is left out (`"drop"`).
+    An unjudged document counts as not relevant (`unjudged="zero"`) or is left out (`"drop"`).
     """
     probabilities = run.required_probabilities
     if unjudged not in ("zero", "drop"):
@@ -215,7 +218,8 @@ class Floor:
 
 
 def sampling_floor(probabilities: ArrayLike, *, bins: int = BINS, draws: int = DRAWS, seed: int = 0) -> Floor:
-    """The ECE of outcomes drawn from the probabilities themselves, which bins of few hits keep above 0."""
+    """Simulate the ECE of a perfectly calibrated model, with outcomes drawn from the probabilities
+    themselves. Bins of few hits keep it above 0."""
     chance = np.asarray(probabilities, dtype=np.float64).reshape(-1)
     place = np.minimum((chance * bins).astype(np.int64), bins - 1)
     order = np.argsort(place, kind="stable")
@@ -232,7 +236,8 @@ def sampling_floor(probabilities: ArrayLike, *, bins: int = BINS, draws: int = D
 def calibration_of(
     qrels: Qrels, run: Run, *, top: int = 10, rel: int = 1, unjudged: str = "zero"
 ) -> dict[str, float]:
-    """The ECE of a run's top k, its floor and the floor's 95 % quantile; then `calibration` over all rows."""
+    """Return the ECE of a run's top k, its floor and the floor's 95 % quantile, then `calibration` over all
+    rows."""
     hits = outcomes_of(qrels, run, top=top, rel=rel, unjudged=unjudged)
     every = calibration(*outcomes_of(qrels, run, rel=rel, unjudged=unjudged))
     if not len(hits[0]):
@@ -245,7 +250,8 @@ def calibration_of(
 def calibration_by_query(
     qrels: Qrels, run: Run, *, top: int = 10, rel: int = 1, unjudged: str = "zero"
 ) -> dict[str, dict[str, float]]:
-    """By measure and query, over the first rows of its list: log-loss, Brier, mean probability, precision."""
+    """Return values by measure and query over the top k of each list: log-loss, Brier, mean probability,
+    precision."""
     first = run.keep(run.ranks <= top)
     values: dict[str, dict[str, float]] = {}
     for query in first.queries:

@@ -23,7 +23,7 @@ from isthmus.tables import Qrels
 class Propensity:
     """Inverse propensities of labels, learned from training labels only.
 
-    A label that training never showed has n_l = 0. `a` and `b` are 0.55 and 1.5 by default; the literature
+    A label without training positives has n_l = 0. `a` and `b` are 0.55 and 1.5 by default; the literature
     uses 0.5, 0.4 for Wikipedia and 0.6, 2.6 for Amazon.
     """
 
@@ -43,13 +43,13 @@ class Propensity:
     def of_counts(
         cls, counts: Mapping[str, int], instances: int, *, a: float = 0.55, b: float = 1.5
     ) -> Propensity:
-        """From the training positives of every label among this many training instances."""
+        """Build from the training positives of every label and the number of training instances."""
         values = np.array(list(counts.values()), dtype=np.float64)
         return cls(Ids.of(list(counts)), frozen(values), instances, a, b)
 
     @classmethod
     def of_qrels(cls, train: Qrels, *, rel: int = 1, a: float = 0.55, b: float = 1.5) -> Propensity:
-        """From training judgements: a query is an instance, its relevant documents are its labels."""
+        """Build from training judgements: a query is an instance, its relevant documents are its labels."""
         codes = train.documents.codes[train.grades >= rel]
         words = train.documents.vocabulary
         counts = np.bincount(codes, minlength=len(words)).astype(np.float64)
@@ -61,7 +61,7 @@ class Propensity:
         return float((np.log(self.instances) - 1) * (self.b + 1) ** self.a)
 
     def inverse(self, labels: Ids) -> FloatArray:
-        """1/p of every row's label."""
+        """Return 1/p for the label of every row."""
         row_of_code = np.full(len(self.labels.vocabulary), -1, dtype=np.int64)
         row_of_code[self.labels.codes] = np.arange(len(self.labels))
         code = labels.translation(self.labels)

@@ -1,8 +1,8 @@
-"""Rankings joined with judgements: the arrays that every measure is computed from.
+"""Rankings joined with judgements: the arrays from which every measure is computed.
 
-A `Ranking` joins once; a `RankingView` is its order under one tie rule; `Hits` are the rows of a view that
-matter (the judged or the relevant ones), sorted by query and rank. All measures of one evaluation share them,
-and nothing loops over queries.
+A `Ranking` holds the join; a `RankingView` is its order under one tie rule; `Hits` are the judged or the
+relevant rows of a view, sorted by query and rank. All measures of one evaluation share them, and no measure
+loops over queries.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Hits:
     """Some rows of ranked lists, sorted by query and then rank."""
 
     size: int
-    """The number of queries, with rows or not."""
+    """The number of queries, including those without rows."""
     query: IntArray
     rank: IntArray
     grade: NDArray[np.int32]
     row: IntArray
-    """The row of the run that this is (of the judgements, for an ideal list)."""
+    """The index of each row in the run, or in the judgements for an ideal list."""
 
     @cached_property
     def count(self) -> IntArray:
@@ -57,11 +57,11 @@ class Hits:
         return Hits(self.size, self.query[at], self.rank[at], self.grade[at], self.row[at])
 
     def to(self, cutoff: int | float | None) -> Hits:
-        """The rows down to a rank."""
+        """Return the rows down to a rank; None for all."""
         return self if cutoff is None else self.keep(self.rank <= cutoff)
 
     def total(self, values: NDArray[Any]) -> FloatArray:
-        """The sum of a value over every query's rows, added in order of rank."""
+        """Return the sum of a value over every query's rows, added in order of rank."""
         return np.bincount(self.query, weights=values, minlength=self.size).astype(np.float64)
 
     def before(self, mask: NDArray[np.bool_]) -> IntArray:
@@ -70,7 +70,7 @@ class Hits:
         return above - above[self.start[self.query]]
 
     def running(self, operation: np.ufunc, values: FloatArray) -> FloatArray:
-        """Accumulate within every query, rank by rank: the value of each row is that up to its rank.
+        """Accumulate values within every query; each row gets the result over all rows down to its rank.
 
         Rows are laid out as (query, place) in blocks, so that sums of one query do not lose digits to the
         sums of another.
@@ -96,13 +96,13 @@ class Hits:
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Ranked lists with the grade of every row, beside everything that was judged."""
+    """Ranked lists with the grade of every row, and all judgements."""
 
     queries: tuple[str, ...]
     """The judged queries; every result has one value for each of them."""
     lists: tuple[str, ...]
     query_of_list: IntArray
-    """Which judged query each ranked list answers; -1 for none."""
+    """The index of the judged query for each ranked list; -1 if its query is not judged."""
     list_of_row: IntArray
     scores: FloatArray
     grades: NDArray[np.int32]
@@ -116,7 +116,7 @@ class Ranking:
 
     @classmethod
     def of(cls, qrels: Qrels, run: Run) -> Ranking:
-        """Join a run with judgements."""
+        """Join a run with judgements. Raises DataError if they have no query in common."""
         query_of_list = np.array([qrels.position.get(query, -1) for query in run.queries], dtype=np.int64)
         if len(qrels) and not (query_of_list >= 0).any():
             raise DataError(
@@ -162,7 +162,7 @@ class Ranking:
 
     @cached_property
     def present(self) -> NDArray[np.bool_]:
-        """Which judged queries the run has."""
+        """Whether the run has each judged query."""
         present = np.zeros(self.size, dtype=bool)
         present[self.query_of_list[self.query_of_list >= 0]] = True
         return present
@@ -173,7 +173,8 @@ class Ranking:
 
     @cached_property
     def grade_counts(self) -> tuple[NDArray[np.int32], IntArray]:
-        """The positive grades that occur, largest first, and how many documents of each a query has."""
+        """The positive grades that occur, largest first, and the number of documents of each grade
+        by query."""
         query, grade = self.judgements.query[self._positive], self.judgements.grade[self._positive]
         rising = np.unique(grade)
         level = len(rising) - 1 - np.searchsorted(rising, grade)
@@ -189,7 +190,7 @@ class Ranking:
         return Hits(hits.size, hits.query, hits.nth + 1, hits.grade, hits.row)
 
     def relevant(self, threshold: int) -> IntArray:
-        """The number of relevant documents of every query."""
+        """Return the number of documents of every query with at least this grade."""
         if threshold not in self._relevant:
             rows = self._positive if threshold == 1 else self.judgements.grade >= threshold
             query = self.judgements.query[rows]
@@ -211,7 +212,8 @@ class Ranking:
         return len(np.union1d(below, below - 1)) / max(1, len(self.scores))
 
     def view(self, ties: str, seed: int, unjudged: str) -> RankingView:
-        """The lists in the order of a tie rule, unjudged rows dropped or not; built once."""
+        """Return the lists in the order of a tie rule, built once; `unjudged="drop"` drops rows without a
+        grade of 0 or more."""
         key = ties, seed if ties == "random" else 0, unjudged
         if key not in self._views:
             self._views[key] = self._build(*key)
@@ -233,7 +235,7 @@ class Ranking:
         return RankingView(self, order, ranks, mask)
 
     def _order(self, ties: str, seed: int) -> IntArray | None:
-        """The rows in the order of the tie rule; None where they stand so already."""
+        """Return the rows in the order of the tie rule; None if they already have that order."""
         if ties in ("trec", "trec32") and self.run is None:
             raise ConfigError(f"rows without document ids cannot have ties={ties}", key="ties", value=ties)
         if ties == "trec32" and self.run is not None:
@@ -262,7 +264,7 @@ class Ranking:
         return dice
 
     def _tie_groups(self, ranks: IntArray, mask: NDArray[np.bool_] | None) -> tuple[IntArray, IntArray]:
-        """For every kept row, the first and the last rank of the kept rows that share its score."""
+        """For every row, the first and the last rank of the rows inside the mask that share its score."""
         heads = np.flatnonzero(~self.tied)
         group = np.cumsum(~self.tied) - 1
         if mask is None:
@@ -327,7 +329,7 @@ class RankingView:
 
 
 def _ranks_among(mask: NDArray[np.bool_], list_of_row: IntArray, order: IntArray | None) -> IntArray:
-    """Ranks that count the kept rows only."""
+    """Ranks that count only the rows inside the mask."""
     order = np.arange(len(mask)) if order is None else order
     counted = np.cumsum(mask[order])
     lists = list_of_row[order]

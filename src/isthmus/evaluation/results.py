@@ -1,9 +1,9 @@
-"""`evaluate`: measures of a run against judgements, per query and together.
+"""`evaluate`: measures of a run against judgements, per query and aggregated.
 
-Values of single queries in a file, from which a table of means can be made again.
+It also writes values of single queries to a file, from which a table of means can be recomputed.
 
 A row is one measure of one query under one method, with the columns of `COLUMNS`. The file is CSV or Parquet
-by its suffix; a value is empty where the query does not count, `fold` and `seed` where there is none.
+by its suffix; `value` is empty if the query does not count, `fold` and `seed` if there is none.
 
 >>> row = {"experiment": "demo", "data": "x", "fold": 0, "method": "bm25", "query": "q1", "measure": "MRR"}
 >>> rows = [{**row, "seed": seed, "value": value} for seed, value in ((0, 0.5), (1, 1.0))]
@@ -35,7 +35,7 @@ from isthmus.tables import Qrels, Run, as_grades, replacing
 
 
 class Means(dict[str, float]):
-    """Means by the measure's canonical name; whatever else means the same measure finds them too."""
+    """Means by the measure's canonical name; a lookup by any other spelling of the measure works too."""
 
     def __init__(self, evaluation: Evaluation) -> None:
         super().__init__(
@@ -50,10 +50,10 @@ class Means(dict[str, float]):
 
 @dataclass(frozen=True, eq=False)
 class Evaluation(Tabular):
-    """The result of `evaluate`: every measure of every query.
+    """The result of `evaluate`: the values of every measure for every query.
 
     `values[measure]` has one number per query of the judgements, NaN where the query does not count;
-    `weights[measure]` says how much each counts, for the measures that are ratios of means.
+    `weights[measure]` has the weight of every query, for the measures that are ratios of means.
     """
 
     run: str
@@ -74,7 +74,7 @@ class Evaluation(Tabular):
 
     @cached_property
     def means(self) -> Means:
-        """Every measure over all queries that count, by name."""
+        """Every measure aggregated over the queries that count, by name."""
         return Means(self)
 
     def __getitem__(self, measure: str | Measure) -> float:
@@ -85,13 +85,14 @@ class Evaluation(Tabular):
         return int(np.isfinite(self.values[measure]).sum())
 
     def per_query(self, measure: str | Measure) -> dict[str, float]:
-        """The values of one measure by query, those that count."""
+        """Return the values of one measure by query, for the queries that count."""
         values = self.values[self.resolve(measure)]
         pairs = zip(self.queries, values.tolist(), strict=True)
         return {query: value for query, value in pairs if value == value}
 
     def resolve(self, measure: str | Measure) -> Measure:
-        """The measure of this evaluation that a spelling means."""
+        """Return the measure of this evaluation for any spelling of it. Raises KeyError if it was not
+        evaluated."""
         meant = measure if isinstance(measure, Measure) else Measure.parse(measure)
         meant = meant if meant in self.values else self.requested.get(meant, meant)
         if meant not in self.values:
@@ -114,7 +115,7 @@ class Evaluation(Tabular):
         ]
 
     def to_arrow(self) -> Any:
-        """The same rows as a pyarrow.Table."""
+        """Return `rows` as a pyarrow.Table."""
         import pyarrow as pa
 
         return pa.Table.from_pylist(self.rows())
@@ -123,7 +124,7 @@ class Evaluation(Tabular):
         return preview(self.to_arrow(), title=f"Evaluation {self.run!r}")
 
     def remarks(self) -> list[str]:
-        """Warnings: queries that only the run or only the judgements have, nothing relevant, tied scores."""
+        """Return warnings: queries only in the run or only in the judgements, nothing relevant, ties."""
         whose = f"{self.run}: " if self.run else ""
         remarks = []
         least = [int(measure["rel"]) if "rel" in measure else 1 for measure in self.measures]
@@ -158,16 +159,16 @@ def evaluate(
     profile: str | None = None,
     propensity: Propensity | None = None,
 ) -> Evaluation:
-    """Measure a run.
+    """Evaluate a run against judgements.
 
     >>> qrels = Qrels.from_dict({"q1": {"d1": 2, "d2": 0}, "q2": {"d3": 1}})
     >>> run = Run.from_dict({"q1": {"d2": 0.9, "d1": 0.4}, "q2": {"d3": 0.5}}, name="bm25")
     >>> evaluate(qrels, run, ["nDCG@10", "MRR", "P@1"])
     Evaluation 'bm25': 2 queries: nDCG@10 0.8155, MRR 0.7500, P@1 0.5000
 
-    Every query of the judgements counts: one that the run lacks is an empty list, unless the measure says
-    `missing=skip`. A query of the run without judgements does not count. A run that shares no query with
-    the judgements is a DataError. `profile` (trec_eval, lightgbm, sklearn) sets the conventions that a
+    Every query of the judgements counts: one that the run lacks counts as an empty list, unless the measure
+    says `missing=skip`. A query of the run without judgements does not count. Raises DataError if the run
+    shares no query with the judgements. `profile` (trec_eval, lightgbm, sklearn) sets the conventions that a
     measure does not state itself; `propensity` is needed by psP and psnDCG.
     """
     ranking = Ranking.of(qrels, run)
@@ -191,11 +192,11 @@ def evaluate_rows(
     *,
     profile: str | None = None,
 ) -> Evaluation:
-    """Measure the scores of feature rows grouped by query (rows of query i: offsets[i]:offsets[i + 1]).
+    """Evaluate scores of feature rows grouped by query (rows of query i: offsets[i]:offsets[i + 1]).
 
-    For training loops: nothing is joined. Rows have no ids to break ties by; a measure that does not say
-    otherwise (`ties=input`) breaks them at random with its seed, so that a file sorted by grade flatters
-    nobody. A fractional grade is a DataError.
+    For training loops: nothing is joined. Rows have no ids to break ties by; unless a measure states a rule
+    (`ties=input`), ties are broken at random with its seed, so that a file sorted by grade has no advantage.
+    Raises DataError for a fractional grade.
     """
     graded = as_grades(grades)
     scored = np.asarray(scores, dtype=np.float64).reshape(-1)
@@ -219,7 +220,7 @@ def evaluate_rows(
 
 
 def together(measure: Measure, values: FloatArray, weights: FloatArray | None = None) -> float:
-    """One number for all queries that count: a mean, weighted or geometric, or a sum; NaN if none counts."""
+    """Aggregate the queries that count: a mean, weighted or geometric, or a sum; NaN if none counts."""
     counts = np.isfinite(values)
     if not counts.any():
         return float("nan")
@@ -233,7 +234,7 @@ def together(measure: Measure, values: FloatArray, weights: FloatArray | None = 
 
 
 def _measure(ranking: Ranking, stated: Sequence[Measure], propensity: Propensity | None) -> dict[str, Any]:
-    """The fields of an `Evaluation` that come from the arrays."""
+    """Return the fields of an `Evaluation` that come from the arrays."""
     measures = tuple(dict.fromkeys(stated))
     values: dict[Measure, FloatArray] = {}
     weights: dict[Measure, FloatArray] = {}
@@ -264,7 +265,8 @@ COLUMNS = ("experiment", "data", "fold", "seed", "method", "query", "measure", "
 
 
 def per_query_rows(evaluation: Evaluation, **facts: Any) -> Iterator[dict[str, Any]]:
-    """The rows of an evaluation; `facts` are the other columns, `method` unless it is the run's name."""
+    """Yield one row per measure and query; `facts` are the other columns, `method` unless it is the run's
+    name."""
     for measure in evaluation.measures:
         for query, value in zip(evaluation.queries, evaluation.values[measure].tolist(), strict=True):
             named = {"method": evaluation.run, **facts, "query": query, "measure": str(measure)}
@@ -272,7 +274,8 @@ def per_query_rows(evaluation: Evaluation, **facts: Any) -> Iterator[dict[str, A
 
 
 def write_per_query(rows: Iterable[Mapping[str, Any]], path: str | PathLike[str]) -> Path:
-    """Write the rows, whole or not at all; the suffix is `.csv` or `.parquet`, or a ConfigError is raised."""
+    """Write the rows to a `.csv` or `.parquet` file, whole or not at all. Raises ConfigError for another
+    suffix."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 
@@ -286,7 +289,7 @@ def write_per_query(rows: Iterable[Mapping[str, Any]], path: str | PathLike[str]
 
 
 def read_per_query(path: str | PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a file that `write_per_query` wrote; DataError for another file."""
+    """Return the rows of a file that `write_per_query` wrote. Raises DataError for another file."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 
@@ -305,7 +308,7 @@ def read_per_query(path: str | PathLike[str]) -> list[dict[str, Any]]:
 
 
 def check_per_query(path: str | PathLike[str]) -> None:
-    """Refuse a file whose suffix is neither `.csv` nor `.parquet`, before any work is done."""
+    """Raise ConfigError if the suffix is neither `.csv` nor `.parquet`, before any work is done."""
     if Path(path).suffix not in (".csv", ".parquet"):
         raise ConfigError(f"{path} is neither .csv nor .parquet", key="per-query", expected="one of them")
 
@@ -313,10 +316,11 @@ def check_per_query(path: str | PathLike[str]) -> None:
 def means_of(
     rows: Iterable[Mapping[str, Any]], by: Sequence[str] = ("experiment", "data", "method", "measure")
 ) -> list[dict[str, Any]]:
-    """A record for every group of rows: the mean `value` over `n` queries, with bootstrap `low` and `high`.
+    """Return a record for every group of rows: the mean `value` over `n` queries, with bootstrap `low` and
+    `high`.
 
     A query's value is its mean over seeds; queries of different folds are different queries. Groups are in
-    order of first appearance; those without a query that counts are left out.
+    order of first appearance; a group without a query that counts is left out.
     """
     groups: dict[tuple[Any, ...], dict[tuple[Any, ...], list[float]]] = {}
     for row in rows:

@@ -1,13 +1,14 @@
 """Intervals and paired tests over queries or folds, vectorised and seeded.
 
-Queries that belong together (a topic, a user, a component of linked documents) are not independent:
-`groups` names the group of every query, and then groups are resampled, flipped or summed as one.
-A NaN value does not count.
+Queries that belong together (a topic, a user, a component of linked documents) are not independent: `groups`
+names the group of every query, and then groups are resampled, flipped or summed as one. A NaN value does not
+count.
 
-Risk of a run against baselines: what it loses on single queries where the mean says that it gains.
+Risk measures compare a run with baselines by its losses on single queries, which a gain in the mean can
+hide.
 
-`values` and `baseline` have the same measure of the same queries; `table[run, query]` has it of several runs.
-α ≥ 0 is how much more than a gain a loss counts: at 0 all of this is about means.
+`values` and `baseline` are one measure on the same queries; `table[run, query]` has that measure for several
+runs. A loss counts 1 + α times as much as a gain, α ≥ 0; at α = 0, URisk is the difference of means.
 
     δ_q = M_q(run) − M_q(baseline)      u_q = δ_q where δ_q ≥ 0, else (1 + α) δ_q
     URisk = mean_q u_q                                                (Wang, Bennett & Collins-Thompson 2012)
@@ -17,8 +18,8 @@ Risk of a run against baselines: what it loses on single queries where the mean 
     ZRisk(k) = Σ_q a_kq z_kq, a_kq = 1 + α where z_kq is bad, else 1      (Dinçer, Macdonald & Ounis 2016)
     GeoRisk(k) = √( S_k/n · Φ(ZRisk(k)/n) )
 
-URisk and TRisk are larger for a safer run: URisk below 0 says that the losses outweigh the gains, TRisk below
-−2 that they do so significantly. ZRisk and GeoRisk need no single baseline: the expectation of a cell
+URisk and TRisk are larger for a safer run: URisk below 0 means that the losses outweigh the gains, TRisk
+below −2 that they do so significantly. ZRisk and GeoRisk need no single baseline: the expectation of a cell
 comes from all runs of the table.
 """
 
@@ -41,7 +42,7 @@ Groups = Sequence[Any] | NDArray[Any] | None
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and the interval around it, from n units."""
+    """An estimate with the bounds of its interval; `n` counts queries or groups, `how` names the method."""
 
     value: float
     low: float
@@ -52,7 +53,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """A paired comparison: the mean difference and how surprising it would be if there were none."""
+    """A paired comparison: the mean difference, and the p-value under the hypothesis that there is none."""
 
     difference: float
     p: float
@@ -69,7 +70,7 @@ def bootstrap(
     samples: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """The percentile interval of the (weighted) mean over resampled queries, or groups of queries."""
+    """Return the percentile interval of the (weighted) mean over resampled queries, or groups of queries."""
     parts, wholes = _sums(values, weights, groups)
     random = Streams(seed)("bootstrap")
     alike = bool((wholes == wholes[0]).all())
@@ -107,9 +108,11 @@ def paired_t(first: ArrayLike, second: ArrayLike, *, groups: Groups = None) -> P
 def randomisation(
     first: ArrayLike, second: ArrayLike, *, groups: Groups = None, samples: int = 10_000, seed: int = 0
 ) -> Paired:
-    """Fisher's paired randomisation test, two-sided: how often swapping the two runs at random, query by
-    query, gives at least the observed difference. Exact when all swaps are no more than `samples`, else
-    p = (1 + those at least as large) / (1 + samples).
+    """Fisher's paired randomisation test, two-sided.
+
+    p is the share of swaps of the two runs, query by query, that give at least the observed difference. It
+    is exact if there are at most `samples` swaps; otherwise `samples` swaps are drawn and p = (1 + those
+    that give at least the observed difference) / (1 + samples).
     """
     difference, mask = _differences(first, second)
     sums, _ = _sums(difference, None, _masked(groups, mask))
@@ -133,7 +136,8 @@ def randomisation(
 
 
 def holm(p_values: ArrayLike) -> FloatArray:
-    """Holm's step-down adjusted p-values: the i-th smallest of m times (m − i + 1), never falling."""
+    """Holm's step-down adjusted p-values: the i-th smallest of m times (m − i + 1), never decreasing, at most
+    1."""
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")
     scaled = p[order] * np.arange(len(p), 0, -1)
@@ -143,7 +147,7 @@ def holm(p_values: ArrayLike) -> FloatArray:
 
 
 def _differences(first: ArrayLike, second: ArrayLike) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """first − second where both count, and where that is."""
+    """Return first − second where both are finite, and the mask of those places."""
     one, other = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if one.shape != other.shape:
         raise DataError(
@@ -160,7 +164,7 @@ def _masked(groups: Groups, mask: NDArray[np.bool_]) -> Groups:
 
 
 def _sums(values: ArrayLike, weights: ArrayLike | None, groups: Groups) -> tuple[FloatArray, FloatArray]:
-    """Per unit (query or group) the weighted sum of values and the sum of weights."""
+    """Return the weighted sum of values and the sum of weights for each unit (query or group)."""
     numbers = np.asarray(values, dtype=np.float64).reshape(-1)
     weight = np.ones(len(numbers)) if weights is None else np.asarray(weights, dtype=np.float64)
     mask = np.isfinite(numbers)
@@ -176,9 +180,10 @@ def _sums(values: ArrayLike, weights: ArrayLike | None, groups: Groups) -> tuple
 
 
 def risk_rewards(values: ArrayLike, baseline: ArrayLike, *, alpha: float = 1.0) -> FloatArray:
-    """u_q of every query: its gain over the baseline, or (1 + α) times its loss; NaN where one is NaN.
+    """u_q of every query: its gain over the baseline, or (1 + α) times its loss; NaN where either value is
+    NaN.
 
-    ConfigError for α below 0, DataError where the two differ in length.
+    Raises ConfigError for α below 0 and DataError if the two differ in length.
     """
     if not alpha >= 0:
         raise ConfigError(f"alpha = {alpha:g}", key="alpha", value=alpha, expected="0 or more")
@@ -199,7 +204,7 @@ def urisk(values: ArrayLike, baseline: ArrayLike, *, alpha: float = 1.0) -> floa
 
 
 def trisk(values: ArrayLike, baseline: ArrayLike, *, alpha: float = 1.0) -> float:
-    """URisk over its standard error: Student's t of the rewards; 0 where no query differs."""
+    """URisk divided by its standard error: Student's t of the u_q; 0 if no query differs."""
     rewards = risk_rewards(values, baseline, alpha=alpha)
     rewards = rewards[np.isfinite(rewards)]
     if len(rewards) < 2:
@@ -211,12 +216,12 @@ def trisk(values: ArrayLike, baseline: ArrayLike, *, alpha: float = 1.0) -> floa
 
 
 def zrisk(table: ArrayLike, *, alpha: float = 1.0) -> FloatArray:
-    """ZRisk of every row (run) of a table of effectiveness; cells below expectation are bad."""
+    """ZRisk of every row (run) of a table of effectiveness; cells below their expectation are bad."""
     return contingency_risks(np.asarray(table, dtype=np.float64), alpha)[0]
 
 
 def georisk(table: ArrayLike, *, alpha: float = 1.0) -> FloatArray:
-    """GeoRisk of every row (run) of a table of effectiveness, from 0; larger is better and safer."""
+    """GeoRisk of every row (run) of a table of effectiveness, 0 or more; larger is better and safer."""
     return contingency_risks(np.asarray(table, dtype=np.float64), alpha)[1]
 
 
@@ -225,8 +230,8 @@ def contingency_risks(
 ) -> tuple[FloatArray, FloatArray]:
     """ZRisk and GeoRisk of every row of `values[..., row, column]`; leading axes are separate tables.
 
-    Bad are cells below expectation, or where the values are errors those from expectation on; `eps` is added
-    to e under the root.
+    Cells below their expectation are bad; if the values are errors, cells at or above it. `eps` is added to
+    e under the root.
     """
     from scipy.special import ndtr
 

@@ -1,10 +1,11 @@
-"""How the silos' models become the next global model: weights first, then a step of the server.
+"""Aggregation of the silos' models into the next global model: weights first, then a step of the server.
 
-    weigh(errors, sizes)       the weight of every candidate, from what may be known without seeing its model
-    step(old, mean, state)     the next global model and what the server remembers, from the weighted mean
+    weigh(errors, sizes)       the weight of every candidate, without access to its model
+    step(old, mean, state)     the next global model and the server's next state, from the weighted mean
 
-Both are pure, so that a round under a secure sum, which sees reports and a sum, is the same arithmetic as one
-that sees every model. What a server remembers from round to round is named arrays, for a checkpoint.
+Both are pure functions, so a round under a secure sum, which sees reports and a sum, is the same arithmetic
+as one that sees every model. The server's state from round to round is named arrays, so that it fits a
+checkpoint.
 
     fedavg         Σ n_k θ_k / Σ n_k
     fedavgm        fedavg, then server momentum
@@ -15,7 +16,7 @@ that sees every model. What a server remembers from round to round is named arra
     scaffold       control variates (Karimireddy et al. 2020)
     fednova        normalised averaging (Wang et al. 2020)
     fedavg-probe   fedavg with the probe as one more silo: a control for fedrisk
-    fedrisk        weights from risk: sound, or as Rabbi et al. print it
+    fedrisk        weights from risk: sound, or as printed by Rabbi et al.
 
 Means, medians and adaptive steps are computed by Flower's own classes (`flower`).
 """
@@ -33,17 +34,17 @@ from isthmus.federation import risk as risks
 from isthmus.federation.settings import FedRisk, StrategyOptions
 
 MEMORY = "memory"
-"""The name of the previous global model among a round's candidates."""
+"""Name of the previous global model among a round's candidates."""
 PROBE = "probe"
-"""The name of the coordinator's own model among them, where it trains on the probe."""
+"""Name of the coordinator's own model among the candidates, if it trains on the probe."""
 RISK = "risk"
-"""Where a server remembers what it has seen of silos."""
+"""Prefix, in the server's state, of the accumulated risks or agreements of silos."""
 AGREED = 10
-"""Rounds of a silo that tell whether its steps agree with those on the probe."""
+"""Number of a silo's first rounds that show whether its steps agree with those on the probe."""
 LIMIT = 3.0
-"""Standard errors by which a step may be worse than the best model before the probe refuses it."""
+"""Standard errors by which a model may be worse than the best one before the probe refuses the step."""
 COMMON = ""
-"""The name of SCAFFOLD's common control variate among those of the silos."""
+"""Name of SCAFFOLD's common control variate among those of the silos."""
 
 Arrays = dict[str, NDArray[Any]]
 Errors = Mapping[str, NDArray[Any]]
@@ -51,7 +52,7 @@ Optimise = Callable[..., tuple[Arrays, Arrays]]
 
 
 class Size(NamedTuple):
-    """How much a silo trained: the examples that count for it, and its steps."""
+    """Amount of a silo's training: its counted examples, and its steps."""
 
     examples: float
     steps: float = 1.0
@@ -67,11 +68,11 @@ class Weighed:
     weights: Mapping[str, float] = field(default_factory=dict)
     risks: Mapping[str, float] = field(default_factory=dict)
     relative: Mapping[str, float] = field(default_factory=dict)
-    """What is to be remembered of silos: risks less the median silo's, or agreement with the probe."""
+    """Values to add to the records of silos: risks minus the median silo's, or agreement with the probe."""
     refused: str = ""
-    """Why the probe refused the round."""
+    """Reason why the probe refused the round; empty if it did not."""
     rejected: Mapping[str, str] = field(default_factory=dict)
-    """The silos of a round that was refused."""
+    """Silos of a refused round, with the reason."""
 
 
 def weigh(
@@ -83,10 +84,11 @@ def weigh(
     past: Arrays | None = None,
     reported: bool = False,
 ) -> Weighed:
-    """The weights of a round's candidates from their errors on common items and their (capped) sizes.
+    """Return the weights of a round's candidates from their errors on common items and their (capped) sizes.
 
-    `momentum` is that of the silos' own optimiser, which FedNova undoes; `past` is what FedRisk remembers of
-    earlier rounds (`remembered_risks`); `reported` says that the errors are what silos tell of themselves.
+    `momentum` is that of the silos' own optimiser, for which FedNova corrects. `past` has FedRisk's
+    accumulated risks of earlier rounds (`remembered_risks`). `reported` says that silos reported their errors
+    themselves.
     """
     if options.name == "fedrisk":
         if options.risk.mode == "paper":
@@ -105,11 +107,11 @@ def weigh(
 def _risk_weights(errors: Errors, sizes: Sizes, options: FedRisk, *, past: Arrays, reported: bool) -> Weighed:
     """FedRisk, sound: w_k ∝ softmax(−(risk_k + past_k)/τ) √n_k with M_kj the error of candidate k on query j.
 
-    One round tells a bad silo hardly from an unlucky one where the probe is small, so what was seen of a silo
-    adds up: with d_k the risk less the median silo's, summed over its T rounds so far, this one included,
-    past_k = h Σ d_k/(T + h), which is at most h times the mean. τ is two standard errors of a candidate's
-    mean error over the queries unless given. The memory has the median √n of the others, and no past. What
-    silos report of themselves can be a lie, so there no silo's risk counts as less than the median.
+    On a small probe, one round hardly distinguishes a bad silo from an unlucky one, so observations of a silo
+    add up: with d_k the risk minus the median silo's, summed over its T rounds so far, this one included,
+    past_k = h Σ d_k/(T + h), which is at most h times the mean. By default τ is two standard errors of a
+    candidate's mean error over the queries. The previous model has the median √n of the others, and no past.
+    Silos can lie in their own reports, so with reports no silo's risk counts as less than the median.
     """
     names = sorted(errors)
     roots = {name: np.sqrt(size.examples) for name, size in sizes.items()}
@@ -137,13 +139,13 @@ def _risk_weights(errors: Errors, sizes: Sizes, options: FedRisk, *, past: Array
 def weigh_by_agreement(
     agreement: Mapping[str, float], sizes: Sizes, options: FedRisk, *, past: Arrays
 ) -> Weighed:
-    """FedRisk where steps are seen: w_k ∝ √n_k · min(1, max(0, a_k)/m), m the median of the positive a_k.
+    """FedRisk with visible steps: w_k ∝ √n_k · min(1, max(0, a_k)/m), m the median of the positive a_k.
 
     a_k is the mean, over the first `AGREED` rounds of silo k, of the cosine between its step and a step on
-    the probe; `agreement` has that of this round. FLTrust (Cao et al. 2021) weighs so round by round. Early
-    steps are long and tell a silo with bad grades at once; at the end all are short and alike. Silos that
-    agree with the probe as well as most count alike, so honest data that differ cost nothing. Where none
-    agrees the previous model stands.
+    the probe; `agreement` has the cosines of this round. FLTrust (Cao et al. 2021) weighs in this way round
+    by round. Early steps are long and expose a silo with bad grades at once; late steps are all short and
+    alike. Silos that agree with the probe as well as most count alike, so honest data that differ are not
+    penalised. If no silo agrees, the previous model gets all the weight.
     """
     rounds = AGREED if options.past else 1
     new = {name: past.get(name, np.zeros(2)) if options.past else np.zeros(2) for name in sorted(agreement)}
@@ -161,7 +163,7 @@ def weigh_by_agreement(
 
 
 def cosine(first: Arrays, second: Arrays, origin: Arrays) -> float:
-    """Of the steps from `origin` to two models; 0 where one is none."""
+    """Return the cosine between the steps from `origin` to two models; 0 if one step is 0."""
     steps = [
         {key: model[key].astype(np.float64) - origin[key] for key in origin} for model in (first, second)
     ]
@@ -170,7 +172,7 @@ def cosine(first: Arrays, second: Arrays, origin: Arrays) -> float:
 
 
 def remembered_risks(state: Arrays, relative: Mapping[str, float]) -> Arrays:
-    """The state with one more round of every silo: the sum of its relative risks, and their number."""
+    """Return the state with one more round of every silo: the sum of its relative risks, and their number."""
     added = {name: np.array([value, 1.0]) for name, value in relative.items()}
     past = {f"{RISK}/{name}": one + state.get(f"{RISK}/{name}", 0.0) for name, one in added.items()}
     return {**state, **past}
@@ -190,7 +192,7 @@ def _risk_of(errors: NDArray[Any], options: FedRisk) -> NDArray[np.float64]:
 
 
 def _printed_weights(errors: Errors, options: FedRisk) -> Weighed:
-    """(1 − risk_k) / |S_t| of eq. (1), from the errors of every silo's batches."""
+    """Return the weights (1 − risk_k) / |S_t| of eq. (1), from the errors of every silo's batches."""
     if options.formula == "none":
         risk = np.zeros(len(errors))
     else:
@@ -203,7 +205,7 @@ def _printed_weights(errors: Errors, options: FedRisk) -> Weighed:
 
 
 def _normalised_weights(sizes: Sizes, momentum: float) -> dict[str, float]:
-    """FedNova: a silo that took more steps does not pull harder.
+    """Return FedNova's weights, under which a silo that took more steps does not pull harder.
 
     θ ← θ + τ_eff Σ_k p_k (θ_k − θ)/‖a_k‖₁ with p_k = n_k/n and τ_eff = Σ_k p_k ‖a_k‖₁, where ‖a_k‖₁ is the
     number of local steps τ_k, or with local momentum ρ (τ_k − ρ (1 − ρ^τ_k)/(1 − ρ))/(1 − ρ).
@@ -216,7 +218,7 @@ def _normalised_weights(sizes: Sizes, momentum: float) -> dict[str, float]:
 
 
 def weighted_mean(weighed: Weighed, models: Mapping[str, Arrays], options: StrategyOptions) -> Arrays:
-    """Σ_k w_k θ_k; in paper mode mixed with the previous model, α Σ_k w_k θ_k + β θ_G (5)."""
+    """Return Σ_k w_k θ_k; in paper mode mixed with the previous model, α Σ_k w_k θ_k + β θ_G (5)."""
     weights = weighed.weights
     if options.name == "fedrisk" and options.risk.mode == "paper":
         weights = {name: options.risk.alpha_mix * weight for name, weight in weights.items()}
@@ -228,9 +230,9 @@ def weighted_mean(weighed: Weighed, models: Mapping[str, Arrays], options: Strat
 def step(
     old: Arrays, mean: Arrays, state: Arrays, options: StrategyOptions, *, number: int, optimise: Optimise
 ) -> tuple[Arrays, Arrays]:
-    """The next model from the mean of round `number`, and what the server remembers.
+    """Return the next model, from the mean of round `number`, and the server's next state.
 
-    `optimise` takes the steps of the optimisers that remember something.
+    `optimise` takes the steps of the optimisers that have a state.
     """
     if options.name == "fedrisk" and options.risk.renormalise:
         mean, state = _renormalised(old, mean, state)
@@ -244,7 +246,7 @@ def step(
 
 
 def forgotten(state: Arrays) -> Arrays:
-    """The state without what the server's optimiser remembers."""
+    """Return the state without the state of the server's optimiser."""
     return {
         name: array
         for name, array in state.items()
@@ -253,7 +255,7 @@ def forgotten(state: Arrays) -> Arrays:
 
 
 def _renormalised(old: Arrays, mean: Arrays, state: Arrays) -> tuple[Arrays, Arrays]:
-    """The mean at the length of the first global model."""
+    """Scale the mean to the length of the first global model."""
     length = float(state["length"]) if "length" in state else norm(old) or 1.0
     scale = length / (norm(mean) or 1.0)
     scaled = {key: (array * scale).astype(array.dtype) for key, array in mean.items()}
@@ -261,7 +263,7 @@ def _renormalised(old: Arrays, mean: Arrays, state: Arrays) -> tuple[Arrays, Arr
 
 
 def correction(state: Arrays, silo: str, model: Arrays) -> Arrays:
-    """SCAFFOLD's c − c_k, which a silo adds to its gradients so as not to drift apart."""
+    """Return SCAFFOLD's c − c_k, which a silo adds to its gradients against client drift."""
     common, own = _control(state, COMMON, model), _control(state, silo, model)
     return {key: common[key] - own[key] for key in common}
 
@@ -275,10 +277,10 @@ def control_variates(
     learning_rate: float,
     population: int,
 ) -> Arrays:
-    """The state with SCAFFOLD's control variates after a round.
+    """Return the state with SCAFFOLD's control variates after a round.
 
-    After K steps of size η_l from x to y_k (option II, eqs. 4-5): c_k⁺ = c_k − c + (x − y_k)/(K η_l), and
-    c ← c + Σ_k (c_k⁺ − c_k)/N. All of it follows from y_k, so the server keeps every c_k and silos need no
+    After K steps of size η_l from x to y_k (option II, eqs. 4-5), c_k⁺ = c_k − c + (x − y_k)/(K η_l) and c ←
+    c + Σ_k (c_k⁺ − c_k)/N. All of this follows from y_k, so the server stores every c_k, and silos need no
     state.
     """
     common, controls = _control(state, COMMON, old), {}
@@ -294,23 +296,23 @@ def control_variates(
 
 
 def _control(state: Arrays, name: str, model: Arrays) -> Arrays:
-    """A silo's control variate, or the common one; 0 at first."""
+    """Return a silo's control variate, or the common one; 0 at first."""
     return below(state, f"controls/{name}") or {key: np.zeros_like(value) for key, value in model.items()}
 
 
 def refusal(
     before: NDArray[np.float64], after: NDArray[np.float64], best: NDArray[np.float64] | None
 ) -> tuple[str, NDArray[np.float64]]:
-    """Why the probe refuses a step, empty where it does not; and the best model's errors so far.
+    """Return why the probe refuses a step, empty if it does not, and the best model's errors so far.
 
-    One local epoch on bad data makes a model hardly worse, so weights from risk cannot keep all of it out
-    when every silo of a round is bad, and server momentum adds up what is left from round to round. A model
-    after a round that is worse than the best so far by more than `LIMIT` standard errors of the paired
-    difference is therefore refused: the previous model stands and momentum starts afresh. One that is better
-    than the model before it always stands, so a best that was merely lucky on the probe cannot end training.
+    One local epoch on bad data makes a model hardly worse, so weights from risk cannot exclude all of it when
+    every silo of a round is bad, and server momentum accumulates the rest from round to round. A model after
+    a round is therefore refused if it is worse than the best so far by more than `LIMIT` standard errors of
+    the paired difference: the previous model stays and momentum starts afresh. A model that is better than
+    the one before it is never refused, so a best that was merely lucky on the probe cannot end training.
 
     The errors are shares of pairs in the wrong order, query by query, which have less noise than nDCG@10 and,
-    unlike a loss, do not depend on how large the scores are.
+    unlike a loss, do not depend on the scale of the scores.
     """
     if best is None or len(best) != len(before):
         best = before
@@ -330,14 +332,14 @@ def _worse(errors: NDArray[np.float64], reference: NDArray[np.float64]) -> bool:
 
 
 def refused(weighed: Weighed, why: str) -> Weighed:
-    """What a refused round comes to: the previous model alone."""
+    """Return the weights of a refused round: all to the previous model, and all silos rejected."""
     silos = (name for name in weighed.weights if name != MEMORY)
     rejected = dict.fromkeys(silos, f"the probe refused {why}")
     return replace(weighed, refused=why, weights={MEMORY: 1.0}, rejected=rejected)
 
 
 def combine(weights: Mapping[str, float], models: Mapping[str, Arrays]) -> Arrays:
-    """Σ_k w_k θ_k over the named models, in the order of their names, in the models' own type."""
+    """Return Σ_k w_k θ_k over the named models, in the order of their names, in the models' own type."""
     names = sorted(weights)
     first = models[names[0]]
     total = {key: np.zeros(array.shape, np.float64) for key, array in first.items()}
@@ -348,11 +350,11 @@ def combine(weights: Mapping[str, float], models: Mapping[str, Arrays]) -> Array
 
 
 def norm(arrays: Arrays) -> float:
-    """‖θ‖ over all arrays."""
+    """Return the length ‖θ‖ over all arrays."""
     return float(np.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays.values())))
 
 
 def below(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:
-    """The arrays whose names begin with `prefix/`, without it."""
+    """Return the arrays with names that begin with `prefix/`, without the prefix."""
     start = f"{prefix}/"
     return {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}

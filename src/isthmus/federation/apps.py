@@ -40,14 +40,14 @@ from isthmus.tables import Fold, Letor, read_letor
 logger = logging.getLogger(__name__)
 
 PROBE, FEW = 40, 10
-"""Most queries of the probe, and the number below which validation queries are too few for one."""
+"""Most queries of the probe; number of validation queries below which training queries are added to it."""
 SINGLE = 200
-"""Validation queries that choose the feature a ranker is measured beside."""
+"""Number of validation queries that choose the feature with which a ranker is compared."""
 
 
 @dataclass(frozen=True, repr=False)
 class Training(Tabular):
-    """What came out of a run; a notebook shows its rounds."""
+    """The result of a training run; a notebook shows its rounds."""
 
     ranker: MLP
     history: tuple[RoundRecord, ...]
@@ -56,19 +56,19 @@ class Training(Tabular):
     stopped: str = ""
     out: Path | None = None
     label_counts: LabelCounts | None = None
-    """How many rows of every grade each simulated silo held."""
+    """Number of rows of every grade in each simulated silo."""
     evaluation: Evaluation | None = None
-    """The measures of `final` for every query."""
+    """Measures of `final`, for every query."""
     single: Evaluation | None = None
-    """The same of one feature alone, the best on validation queries: what training has to beat."""
+    """The same for the single feature that is best on validation queries: the baseline of training."""
 
     @property
     def rounds(self) -> int:
-        """The rounds that were trained."""
+        """The number of rounds that were trained."""
         return len(self.history)
 
     def to_arrow(self) -> pa.Table:
-        """One row a round: nDCG@10(empty=skip) on validation, mean local loss, length of the model, silos."""
+        """Return one row per round: validation nDCG@10(empty=skip), mean local loss, model length, silos."""
         columns = ("round", "measure", "loss", "norm", "cosine", "attempts", "refused", "seconds")
         numbers = {name: [getattr(record, name) for record in self.history] for name in columns}
         silos = [len(record.asked) for record in self.history]
@@ -76,11 +76,11 @@ class Training(Tabular):
         return pa.table(numbers | {"silos": silos, "rejected": rejected})
 
     def plot(self) -> Plot:
-        """nDCG@10(empty=skip) on validation after every round."""
+        """Plot nDCG@10(empty=skip) on validation after every round."""
         return curve(self.history)
 
     def page(self, title: str = "Training") -> Page:
-        """The run in plots and tables: who holds what, learning, weights and risks of silos, refusals."""
+        """Build a page of plots and tables: silos' rows by grade, learning, weights, risks, refusals."""
         result = result_of(self.evaluation, self.single)
         return run_page(self.history, title, result=result, label_counts=self.label_counts)
 
@@ -110,11 +110,12 @@ def train(
 ) -> Training:
     """Train one ranker across silos.
 
-    `data` stands in for what `config.data` names, `probe` for what `config.probe` does. With `out` the run
-    keeps a folder; with `resume` it goes on from that folder's last checkpoint, or starts over where there is
-    none, and ends bit-identical to a run that was never interrupted. `watch` sees the state after every
-    round; training may `start` from such a state, under another configuration too, as long as the model is
-    the same. For trials, `spoil` changes the tables of the silos, and Flower `mods` what they answer.
+    `data` replaces the collection that `config.data` names, and `probe` the one that `config.probe` names.
+    With `out` the run keeps a folder. With `resume` it continues from that folder's last checkpoint, or
+    starts over if there is none, and ends bit-identical to a run that was never interrupted. `watch` is
+    called with the state after every round. Training may `start` from such a state, under another
+    configuration too, as long as the model is the same. For experiments, `spoil` changes the silos' tables,
+    and Flower `mods` change their replies.
     """
     check_dealable(config)
     folder = None if out is None else RunFolder(out)
@@ -152,7 +153,7 @@ def simulate(
     remember: Callable[[State], None],
     mods: Sequence[Mod] = (),
 ) -> State:
-    """Train over silos with these tables, from a state or from the beginning; the list is emptied."""
+    """Train over silos with these tables, from `start` or anew; in process, the list is emptied."""
 
     def rounds(grid: Grid) -> State:
         return Coordinator(config, held_out, grid).run(start, remember)
@@ -166,7 +167,7 @@ def simulate(
 
 @contextmanager
 def _reachable(tables: list[Letor], config: Config) -> Iterator[SiloData]:
-    """The silos' tables where the runtime's workers find them; the caller's list is emptied."""
+    """Yield the silos' tables where the runtime's workers can read them; in process, the list is emptied."""
     if config.runtime == "in-process":
         silo_data = Tables(tables, scaling=config.model.scaling)
         tables.clear()
@@ -177,7 +178,7 @@ def _reachable(tables: list[Letor], config: Config) -> Iterator[SiloData]:
 
 
 def check_dealable(config: Config) -> None:
-    """Refuse a loss over lists where the deal leaves no silo a list."""
+    """Raise ConfigError for a loss over whole queries if the deal splits queries between silos."""
     loss = config.local.resolved_loss()
     if config.dealing.tears and loss.whole_queries:
         raise ConfigError(
@@ -189,7 +190,7 @@ def check_dealable(config: Config) -> None:
 
 
 def load_fold(config: Config) -> Fold:
-    """The fold that the configuration names."""
+    """Load the fold that the configuration names; ConfigError if there is no such fold."""
     folds = load_folds(config.data, seed=config.seed)
     if not 0 <= config.fold < len(folds):
         raise ConfigError(
@@ -199,11 +200,11 @@ def load_fold(config: Config) -> Fold:
 
 
 def held_back(fold: Fold, config: Config) -> tuple[Fold, Letor | None]:
-    """The fold with what the coordinator holds taken out of its training queries, and the probe, if any.
+    """Separate the coordinator's queries from a fold. Returns the fold without them, and the probe, if any.
 
     A fold without a validation part gets a fifth of its training queries for it. The probe is never used to
-    test. Its queries have relevant documents. From validation they are at most `PROBE`; where these are
-    fewer than `FEW`, up to a fifth of the training queries are added.
+    test. Its queries have relevant documents. From validation it takes at most `PROBE`; if these are fewer
+    than `FEW`, up to a fifth of the training queries are added.
     """
     wanted = config.probe if config.strategy.needs_probe else None
     if isinstance(wanted, Path):
@@ -224,7 +225,7 @@ def held_back(fold: Fold, config: Config) -> tuple[Fold, Letor | None]:
 
 
 def with_validation(fold: Fold, config: Config) -> Fold:
-    """The fold with a fifth of its training queries for validation where it has no such part."""
+    """Return the fold with a fifth of its training queries as validation part, if it has none."""
     count = len(fold.train) // 5
     if len(fold.validation) or not count:
         return fold
@@ -234,12 +235,12 @@ def with_validation(fold: Fold, config: Config) -> Fold:
 
 
 def _relevant(table: Letor) -> NDArray[np.int64]:
-    """The queries that have a relevant document."""
+    """Return the positions of queries with a relevant document."""
     return np.unique(table.query_of_row[table.grades > 0])
 
 
 def _drawn(table: Letor, count: int, rng: np.random.Generator) -> tuple[Letor, Letor]:
-    """The table without so many of its queries with relevant documents, and those."""
+    """Take `count` random queries with relevant documents off a table. Returns the rest and these."""
     candidates = _relevant(table)
     if not 0 < count < len(candidates):
         possible = f"at most {len(candidates) - 1} with --probe, or " if len(candidates) > 1 else ""
@@ -253,10 +254,11 @@ def _drawn(table: Letor, count: int, rng: np.random.Generator) -> tuple[Letor, L
 
 
 def sized(config: Config, letor: Letor, probe: Letor | None) -> Config:
-    """The configuration with the numbers that follow from the training queries.
+    """Return the configuration with the numbers that follow from the training queries.
 
-    There are `silos_for` the queries, but no fewer silos than are asked in a round or needed by it. FedRisk
-    without a query for its probe weighs silos by size. DataError where no query can teach anything.
+    The number of silos is `silos_for` the queries, but no less than are asked in a round or needed by it.
+    Without a query for its probe, FedRisk is replaced by weights by size. Raises DataError if no query has a
+    relevant document.
     """
     if not len(_relevant(letor)):
         raise DataError(
@@ -288,8 +290,8 @@ def train_in_folder(
 ) -> Training:
     """Train over real silos, from the folder's last checkpoint if it has one.
 
-    `files` are the coordinator's own judged queries by part; `rounds` trains with those that there are, from
-    a state or from the beginning, and remembers a state after every round.
+    `files` are the coordinator's own judged queries by part. `rounds` trains with the existing ones, from a
+    state or from the beginning, and calls its last argument with the state after every round.
     """
     folder.begin(config)
     tables = {name: read_letor(path) for name, path in files.items() if path is not None}
@@ -299,7 +301,7 @@ def train_in_folder(
 
 
 def finished(config: Config, state: State, tables: Mapping[str, Letor], folder: RunFolder | None) -> Training:
-    """The ranker of a state, measured on test, else validation queries if there are any, and saved."""
+    """Build a state's ranker, measure it on test queries, else on validation queries if any, and save it."""
     tested = tables.get("test", tables.get("validation"))
     parameters = state.released(config.rounds.release)
     ranker = MLP.of(parameters, state.scaling, training=config.local, scoring=config.model.scoring)
@@ -327,7 +329,7 @@ def finished(config: Config, state: State, tables: Mapping[str, Letor], folder: 
 
 
 def _single(tables: Mapping[str, Letor], config: Config) -> Evaluation | None:
-    """The measures of one feature alone; None where it cannot be chosen on other queries than the tested."""
+    """Measure a single feature on test queries; None if there are no other judged queries to choose it on."""
     tested, watched = tables.get("test"), tables.get("validation")
     if tested is None or watched is None or not len(_relevant(watched)):
         return None
@@ -343,7 +345,7 @@ def _measured(ranker: MLP, tested: Letor, config: Config) -> Evaluation:
 
 
 def model_digest(ranker: MLP) -> str:
-    """SHA-256 of a ranker's parameters and scaling, name by name."""
+    """Return the SHA-256 of a ranker's parameters and scaling, in the order of their names."""
     digest = hashlib.sha256()
     for name, array in sorted({**ranker.parameters_, **ranker.scaling_.arrays()}.items()):
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())

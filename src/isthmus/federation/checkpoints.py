@@ -1,13 +1,13 @@
-"""A run's folder: its configuration, what it ran on, and after every round everything needed to go on.
+"""A run's folder: its configuration, its environment, and after every round everything needed to resume.
 
     config.toml       the resolved configuration, written before any data are loaded
     environment.json  versions, and checksums of the data
     checkpoint        round, parameters, strategy state and history, replaced whole after every round
     rounds.json       the history, for people and plots
-    metrics.json      what came out
+    metrics.json      the results
     model             the ranker, for `isthmus rank`
 
-The random streams are named and not advanced, so the seed and the round are their whole state.
+Random streams are derived from names instead of advanced, so the seed and the round are their whole state.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Checkpoint(Bundle):
 
     @classmethod
     def of(cls, state: State, config: Config) -> Checkpoint:
-        """The bundle that holds a state."""
+        """Build the checkpoint of a state."""
         groups = {group: getattr(state, group) for group in GROUPS} | {"scaling": state.scaling.arrays()}
         header = {
             "round": state.round,
@@ -57,7 +57,7 @@ class Checkpoint(Bundle):
         return cls(header, arrays)
 
     def state(self) -> State:
-        """The state that the bundle holds."""
+        """Restore the state from the checkpoint."""
         groups = {group: below(self.arrays, group) for group in GROUPS}
         kind, width = self.header["scaling"]["kind"], self.header["scaling"]["width"]
         scaling = Scaling.from_arrays(kind, width, groups.pop("scaling"))
@@ -72,13 +72,13 @@ class Checkpoint(Bundle):
 
 
 class RunFolder:
-    """Where a run keeps what it must not lose."""
+    """The folder of a run: configuration, checkpoint and results."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     def begin(self, config: Config) -> None:
-        """Write the configuration; a folder that holds another run's rounds is refused."""
+        """Write the configuration; ConfigError if the folder has a checkpoint of another configuration."""
         self.path.mkdir(parents=True, exist_ok=True)
         for left in self.path.glob(".*.part"):  # by a run that was killed while it wrote
             left.unlink(missing_ok=True)
@@ -89,13 +89,13 @@ class RunFolder:
         self._write("config.toml", to_toml(config))
 
     def config(self, kind: type[Config] = Config) -> Config:
-        """The configuration of the run in this folder."""
+        """Read the configuration of the run in this folder."""
         if not (self.path / "config.toml").exists():
             raise DataError("no run to resume", file=self.path, cure="name the folder that --out named")
         return load(kind, self.path / "config.toml")
 
     def environment(self, tables: Mapping[str, Letor], config: Config) -> None:
-        """Write down what the run is run with and on, with the numbers that follow from the data."""
+        """Record versions and checksums of the data, with the numbers that follow from the data."""
         record = {
             "python": platform.python_version(),
             "packages": {package: version(package) for package in PACKAGES},
@@ -112,7 +112,7 @@ class RunFolder:
         Checkpoint.of(state, config).write(self.path / "checkpoint")
 
     def state(self, config: Config) -> State | None:
-        """Where the run stands, or None if it has no checkpoint yet."""
+        """Return the state in the checkpoint, None if there is none yet; ConfigError if another run's."""
         path = self.path / "checkpoint"
         if not path.exists():
             return None
@@ -122,7 +122,7 @@ class RunFolder:
         return checkpoint.state()
 
     def finish(self, state: State, metrics: Mapping[str, Any]) -> None:
-        """Write the history and what came out."""
+        """Write the history and the results."""
         self._write("rounds.json", json.dumps([record.to_mapping() for record in state.history], indent=1))
         self._write("metrics.json", json.dumps(metrics, indent=1))
 

@@ -1,10 +1,10 @@
-"""What a silo does: describe itself, train from the global model, report on itself if asked.
+"""A silo's side of training, as a ClientApp: describe its data, train from the global model, report errors.
 
-The ClientApp keeps nothing from round to round but its own table: everything else comes with the message, so
-a silo may stop and come back, and any worker may serve it. Only the steps of a secure round share a state.
+The ClientApp keeps nothing from round to round except its own table. All else comes with the message, so a
+silo may stop and come back, and any worker may serve it. Only the steps of a secure round share a state.
 
-What leaves a silo is written into its own ledger before it leaves: sizes and feature sums, reports about its
-model, and model updates, seen or masked, each with its ε or as what it is, something that leaves without a DP
+Everything that leaves a silo is written into its own ledger beforehand: sizes and feature sums, reports about
+its model, and model updates, visible or masked. Each entry has its ε, or states that there is no DP
 guarantee. A mask is no such guarantee either: the sum that it opens to is exact.
 """
 
@@ -36,18 +36,18 @@ from isthmus.rankers import LocalTraining, Scaling, ScalingStats, Scoring, train
 from isthmus.tables import Letor
 
 QUANTILES = 20
-"""How many order statistics of its per-query errors a silo reports."""
+"""Number of order statistics of its per-query errors that a silo reports."""
 PEER = "coordinator"
 """The name of the coordinator in a silo's ledger."""
 _first = threading.Lock()  # one thread makes the file, the others find it
 
 
 Book = Callable[[Context, str, PrivateUpdates | None, str], None]
-"""Writes down what is about to leave a silo: its kind, the noise in it, and a note."""
+"""Records a release before it leaves a silo: its kind, the noise in it, and a note."""
 
 
 def no_book(context: Context, kind: str, privacy: PrivateUpdates | None, note: str) -> None:
-    """For simulations, where nothing leaves anything."""
+    """Record nothing: in simulations no data leave a silo."""
 
 
 def own_book(context: Context, kind: str, privacy: PrivateUpdates | None, note: str) -> None:
@@ -60,7 +60,7 @@ def own_book(context: Context, kind: str, privacy: PrivateUpdates | None, note: 
 def simulated_book(
     context: Context, kind: str, privacy: PrivateUpdates | None, note: str, *, folder: str | PathLike[str]
 ) -> None:
-    """Write into the ledger of a simulated silo, in a folder with one for each."""
+    """Write into the ledger of a simulated silo; `folder` has one ledger for each silo."""
     path = Path(folder) / f"{silo_name(context)}.ledger"
     with _first:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def client_app(
     trusts: members.Trusts = members.anybody,
     mods: Sequence[Mod] = (),
 ) -> ClientApp:
-    """The ClientApp of silos whose rows are in `source`; `mods` wrap it, as Flower's do."""
+    """Build the ClientApp of silos with rows in `source`; `mods` wrap it as Flower's mods do."""
     app = ClientApp(mods=list(mods))
 
     @app.query("describe")
@@ -136,9 +136,10 @@ def client_app(
 
 
 def own_privacy(context: Context, settings: Mapping[str, Any]) -> PrivateUpdates | None:
-    """Clipping and noise as the coordinator proposes them, but no weaker than the silo's own configuration.
+    """Return the coordinator's proposed clipping and noise, made no weaker than the silo's configuration.
 
-    `most-clip` and `least-noise` of the node configuration are the longest update and the least multiplier.
+    `most-clip` and `least-noise` of the node configuration are the longest update and the least noise
+    multiplier. Raises FederationError for a report that the silo's configuration forbids.
     """
     if settings["report"] == "batch" and context.node_config.get("masked-only", False):
         raise FederationError(
@@ -161,13 +162,13 @@ def own_privacy(context: Context, settings: Mapping[str, Any]) -> PrivateUpdates
 
 
 def check_visible(context: Context) -> None:
-    """Refuse to show a model to the coordinator where the silo's own configuration says so."""
+    """Raise FederationError if the silo's own configuration forbids showing its model to the coordinator."""
     if context.node_config.get("masked-only", False):
         raise FederationError("this silo lets its models go under the masks of a secure sum only")
 
 
 def _describe(message: Message, context: Context, source: SiloData) -> Message:
-    """The silo's name and sizes, and the sums that a feature scaling is fitted from."""
+    """Reply with the silo's name and sizes, and the sums from which a feature scaling is fitted."""
     table = source.table(context)
     stats = ScalingStats.of(table, messages.settings_of(message)["scaling"])
     sizes = {
@@ -183,7 +184,8 @@ def _describe(message: Message, context: Context, source: SiloData) -> Message:
 
 
 def _train(message: Message, context: Context, source: SiloData, privacy: PrivateUpdates | None) -> Message:
-    """Local epochs from the global model; the reply has the silo's own."""
+    """Train for local epochs from the global model. The reply contains the silo's model, except in a secure
+    round, where the model is stored until it is masked."""
     settings = messages.settings_of(message)
     name = source.name(context)
     records = message.content.array_records
@@ -220,7 +222,7 @@ def _train(message: Message, context: Context, source: SiloData, privacy: Privat
 
 
 def _own_errors(message: Message, model: messages.Arrays, data: Letor) -> NDArray[np.float64]:
-    """What the silo says of its own model: its errors on the common probe, or quantiles of those at home."""
+    """Return the silo's errors with its model: on the common probe, or as quantiles over its own queries."""
     scoring, records = messages.settings_of(message)["scoring"], message.content.array_records
     if messages.settings_of(message)["report"] == "quantile":
         return quantiles(model, data, scoring)
@@ -230,19 +232,20 @@ def _own_errors(message: Message, model: messages.Arrays, data: Letor) -> NDArra
 
 @lru_cache(maxsize=64)
 def local_training(settings: str) -> LocalTraining:
-    """How a silo is to train, from the settings of a message."""
+    """Parse a message's settings for local training."""
     return load(LocalTraining, messages.parsed_settings(settings)["local"])
 
 
 def examples(data: Letor, local: LocalTraining) -> int:
-    """What the silo counts: queries where the loss is about lists, else rows."""
+    """Return the number of examples to report: queries if the loss needs whole queries, else rows."""
     return len(data) if local.resolved_loss().whole_queries else data.rows
 
 
 def quantiles(parameters: messages.Arrays, data: Letor, scoring: Scoring) -> NDArray[np.float64]:
-    """A silo's summary of 1 − nDCG@10 on its own queries: order statistics at the middles of equal parts.
+    """Summarise 1 − nDCG@10 on a silo's own queries: order statistics at the middles of `QUANTILES` equal
+    parts.
 
-    A silo without a relevant document cannot vouch for its model at all.
+    For a silo without a relevant document all are 1: it has no evidence about its model.
     """
     if data.grades.max(initial=0) <= 0:
         return np.ones(QUANTILES)
@@ -252,10 +255,10 @@ def quantiles(parameters: messages.Arrays, data: Letor, scoring: Scoring) -> NDA
 
 @dataclass
 class BatchErrors:
-    """Squared errors of the most probable grade, row by row, of every full batch before its step.
+    """Collects squared errors of the most probable grade, row by row, of every full batch before its step.
 
-    Algorithm 4 sends each batch's errors to the server and waits for the risks; nothing the silo does next
-    depends on them, so one report after training tells the server the same.
+    Algorithm 4 sends each batch's errors to the server and waits for the risks. The silo's next steps do not
+    depend on them, so one report after training gives the server the same information.
     """
 
     size: int
@@ -269,5 +272,5 @@ class BatchErrors:
             self._batches.append(errors.astype(np.float32))
 
     def table(self) -> NDArray[np.float32]:
-        """The errors collected, batches × rows of a batch."""
+        """Return the collected errors, batches × rows of a batch."""
         return np.stack(self._batches) if self._batches else np.zeros((0, self.size), np.float32)

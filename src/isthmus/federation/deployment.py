@@ -1,22 +1,23 @@
-"""Runs over real silos: what the coordinator does over a grid of them, and the ClientApp of each.
+"""Runs over real silos: the coordinator's work over a grid of them, and the ClientApp of each silo.
 
-The coordinator's run is a TOML file on its own machine: `Deployment` trains, `Passing` carries an exchange of
-private features, `Cooperation` trains on what was exchanged too. An interrupted training is started again as
-it is and goes on from its last checkpoint; a model of then labels again what silos have lost.
+The coordinator's run is a TOML file on its own machine: `Deployment` trains, `Passing` relays an exchange of
+private features, `Cooperation` trains on the exchanged features too. An interrupted training run is started
+again with the same file and continues from its last checkpoint. The model of that checkpoint then labels
+again the pairs for which silos have lost labels.
 
-A silo's node configuration says who it is and where its rows, its folder and its queries lie:
+A silo's node configuration gives its name and the paths of its rows, ledger, folder and queries:
 
     {"silo": "north", "data": "/srv/north/rows.txt", "ledger": "/srv/north/ledger.db",
      "folder": "/srv/north/private", "queries": "/srv/north/queries.tsv"}
 
-and nothing that arrives over the network can name another path or another ε. With `least-colluding` and
-`most-width` it refuses a relay that proposes less noise or wider sketches.
+Nothing that arrives over the network can name another path or another ε. With `least-colluding` and
+`most-width` the silo refuses a relay that proposes less noise or wider sketches.
 
-A message of the kind `query.exchange` is a turn of `private.exchange`: its record `turn` holds what was
-agreed and the silo's post, its record `sums` the silo's part of a step of the secure sum, its record `keys`
-everybody's envelope key. The reply has the same form. Post is sealed between silos; Flower and the relay
-carry bytes that they cannot read. After an exchange every silo has the features of its queries over the
-others' documents in its own folder.
+A message of the kind `query.exchange` is a turn of `private.exchange`. Its record `turn` contains the agreed
+settings and the silo's envelopes, its record `sums` the silo's part of a step of the secure sum, and its
+record `keys` all silos' envelope keys. The reply has the same form. Envelopes are sealed between silos;
+Flower and the relay carry bytes that they cannot read. After an exchange every silo has, in its own folder,
+the features of its queries over the other silos' documents.
 """
 
 from __future__ import annotations
@@ -53,32 +54,32 @@ from isthmus.tables import Letor, read_queries, write_whole
 ACTION = "exchange"
 TURN, SUMS, KEYS = "turn", "sums", "keys"
 FEATURES = "features"
-"""Where in a silo's folder an exchange puts features, a file for every other silo."""
+"""Subfolder of a silo's folder into which an exchange writes features, one file for every other silo."""
 TRAINING = "cotraining.toml"
-"""How a run's folder was trained, beside the configuration of its rounds."""
+"""File in a run's folder with its co-training options, beside the configuration of its rounds."""
 
 T = TypeVar("T")
 Parties = Callable[[Context], private.Party]
-"""Which silo a node is."""
+"""Returns the silo of a node, as a party to exchanges."""
 
 
 @dataclass(frozen=True)
 class Passing:
-    """An exchange as its relay sees it: where its record goes, how many silos it waits for, and how long."""
+    """Settings of an exchange for its relay: output folder, number of silos to wait for, and deadline."""
 
     out: Path
     silos: int = 4
     width: int = private.WIDTH
-    """Cells of the sketches of totals."""
+    """Number of cells of the sketches of totals."""
     colluding: int = 1
-    """Silos that may tell the relay their share of the noise."""
+    """Number of silos that may tell the relay their share of the noise."""
     deadline: float = 120.0
-    """Seconds that silos have to appear, and for every turn."""
+    """Seconds that silos have to appear, and seconds for every turn."""
 
 
 def written(turn: private.Turn | private.ExchangeReply) -> RecordDict:
-    """A turn, or the reply to one, as Flower's records: named bytes in records of their own, and all else in
-    one."""
+    """Convert a turn, or the reply to one, into Flower's records: each mapping into a record of its own, and
+    all other fields into one."""
     values = vars(turn) if isinstance(turn, private.ExchangeReply) else {**vars(turn.agreed), **vars(turn)}
     named = {name: value for name, value in values.items() if isinstance(value, Mapping)}
     rest = {
@@ -90,12 +91,12 @@ def written(turn: private.Turn | private.ExchangeReply) -> RecordDict:
 
 
 def read_turn(content: RecordDict) -> private.Turn:
-    """The turn that records are, or a ProtocolError."""
+    """Parse a turn from records; ProtocolError if they contain none."""
     return _read(private.Turn, content, agreed=vars(_read(private.Agreed, content)))
 
 
 def read_reply(content: RecordDict) -> private.ExchangeReply:
-    """The reply that records are, or a ProtocolError."""
+    """Parse the reply to a turn from records; ProtocolError if they contain none."""
     return _read(private.ExchangeReply, content)
 
 
@@ -120,7 +121,7 @@ def take_part(app: ClientApp, parties: Parties) -> ClientApp:
 
 
 def own_party(context: Context) -> private.Party:
-    """The silo that a node's configuration tells of."""
+    """Return the silo that a node's configuration describes, as a party to exchanges."""
     settings, needed = context.node_config, "[training] private and queries"
     folder, queries = (_node_setting(context, key, needed) for key in ("folder", "queries"))
     form = str(settings.get("form", "ask"))
@@ -138,7 +139,7 @@ def own_party(context: Context) -> private.Party:
 
 
 def pass_on(passing: Passing, grid: Grid) -> private.ExchangeRelay:
-    """Carry envelopes between a grid's silos until all are done; the record goes to `out`."""
+    """Relay envelopes between a grid's silos until all are done, and write the record into `out`."""
     relay = private.ExchangeRelay(passing.silos, passing.width, passing.colluding)
     nodes = connected(grid, passing.silos, passing.deadline)
     if len(nodes) != passing.silos:
@@ -164,8 +165,8 @@ def pass_on(passing: Passing, grid: Grid) -> private.ExchangeRelay:
 def _exchange_turns(
     passing: Passing, grid: Grid, turns: Mapping[int, private.Turn], *, least: int | None = None
 ) -> dict[int, private.ExchangeReply]:
-    """Every node's reply, or those of at least so many; a node that fails is named by its number, with what
-    it said."""
+    """Send every node its turn and return the replies, by default of all nodes. A failed node is named by its
+    number, with its error."""
 
     def read(node: int, message: Message) -> private.ExchangeReply:
         reply = read_reply(message.content)
@@ -181,7 +182,7 @@ def _exchange_turns(
 
 
 def _summary(relay: private.ExchangeRelay, replies: Mapping[int, private.ExchangeReply]) -> dict[str, Any]:
-    """What the relay saw of a turn."""
+    """Summarise what the relay saw of a turn."""
     return {
         "step": relay.step,
         "letters": relay.letters,
@@ -194,22 +195,21 @@ def _summary(relay: private.ExchangeRelay, replies: Mapping[int, private.Exchang
 
 
 class OwnFolder:
-    """A silo's judged rows where its own node configuration says they are, and cross rows where its exchanges
-    have put them.
+    """A silo's judged rows, from the path in its node configuration, and the cross rows from its exchanges.
 
-    A silo that left has a file no more, one that joined has a new one: others' pairs stay as they are.
+    Every other silo has a file of cross rows: one that leaves or joins does not change pairs with the others.
     """
 
     def name(self, context: Context) -> str:
-        """What the silo calls itself."""
+        """The silo's name in its configuration."""
         return _node_setting(context, "silo")
 
     def labelled(self, context: Context) -> Letor:
-        """Its judged rows; parsed once, then mapped from the cache."""
+        """The silo's judged rows; parsed once, then mapped from the cache."""
         return _rows(_node_setting(context, "data"))
 
     def rows(self, context: Context) -> SiloRows:
-        """Its judged rows, and the cross rows of the queries among them."""
+        """The silo's judged rows, and the cross rows of the queries among them."""
         labelled = self.labelled(context)
         return SiloRows(labelled, *cross_rows(labelled, str(context.node_config.get("folder", ""))))
 
@@ -226,8 +226,7 @@ def _node_setting(context: Context, key: str, expected: str = "[training] in the
 
 
 def cross_rows(labelled: Letor, folder: str) -> tuple[Letor, FloatArray]:
-    """The exchanged rows of queries that have judged rows too, and their error bars; none where there was no
-    exchange."""
+    """Read the exchanged rows of queries that also have judged rows, and their error bars, if any."""
     files = sorted((Path(folder) / FEATURES).glob("*.txt")) if folder else []
     judged = set(labelled.queries)
     parts, errors = [], [np.zeros(0)]
@@ -242,7 +241,7 @@ def cross_rows(labelled: Letor, folder: str) -> tuple[Letor, FloatArray]:
 
 @dataclass(frozen=True)
 class Cooperation:
-    """A co-training run over real silos: where it is kept, how many silos, and how many grades there are."""
+    """A co-training run over real silos: its output folder, the number of silos and the number of grades."""
 
     out: Path
     silos: int = 4
@@ -253,7 +252,7 @@ class Cooperation:
 
 
 def _check_same(training: CoTraining, folder: Path) -> None:
-    """Refuse to go on with a run that labels, or is anchored, otherwise: its rounds say nothing of that."""
+    """Raise ConfigError for a run with other labelling or anchor options, which its rounds do not record."""
     file = folder / TRAINING
     if (folder / "checkpoint").exists() and file.exists() and load(CoTraining, file) != training:
         raise ConfigError(f"{folder} holds a run with another configuration", expected="another out")
@@ -274,9 +273,10 @@ def cooperate(run: Cooperation, grid: Grid) -> Training:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A run over real silos: where it is kept, and the judged queries that the coordinator has.
+    """A training run over real silos: its output folder, and the coordinator's judged queries.
 
-    `training.dealing.silos` is how many silos to wait for, and `training.probe` a file, `validation` or none.
+    `training.dealing.silos` is the number of silos to wait for; `training.probe` is a file, `validation` or
+    none.
     """
 
     out: Path
@@ -296,13 +296,13 @@ class Deployment:
 
     @property
     def probe(self) -> Path | None:
-        """The file of the probe, where the strategy needs one."""
+        """The file of the probe, if the strategy needs one."""
         named = self.validation if self.training.probe == "validation" else self.training.probe
         return named if isinstance(named, Path) and self.training.strategy.needs_probe else None
 
 
 def own_trust(context: Context) -> Trust:
-    """The silo's identity and the cards it trusts: without them a coordinator could invent all the others."""
+    """Return the silo's identity and the cards it trusts; without cards a coordinator could invent silos."""
     needed = "the other silos' cards for a secure sum: isthmus keys new and trust, then [training] private"
     keys = private.SiloFolder.at(_node_setting(context, "folder", needed)).keys
     known = {
@@ -312,14 +312,14 @@ def own_trust(context: Context) -> Trust:
 
 
 class DeployedRun(NamedTuple):
-    """A run that a file describes: where its record goes, and what it does over a grid."""
+    """A run described by a file: its output folder, and the function that carries it out over a grid."""
 
     out: Path
     over: Callable[[Grid], object]
 
 
 def read_run(kind: str, path: str) -> DeployedRun:
-    """The run in a TOML file: `train`, `exchange` or `cotrain`."""
+    """Read a run from a TOML file; its kind is `train`, `exchange` or `cotrain`."""
     if kind == "exchange":
         passing = load(Passing, path)
         return DeployedRun(passing.out, partial(pass_on, passing))

@@ -1,7 +1,7 @@
-"""What training takes from Flower, the extra `train`: the only place that imports it.
+"""Everything that training imports from Flower, the extra `train`; no other module imports Flower.
 
-Every module of this folder that carries messages needs it, and raises MissingExtra where it is missing.
-Settings, weights, the judge and the tables of pairs across silos do without.
+Every module of this folder that carries messages needs it, and raises MissingExtra if it is not installed.
+Settings, weights, the judge and the tables of pairs across silos work without it.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ except ModuleNotFoundError as error:
 
 
 RUN_ID = COORDINATOR = 1
-"""The run, and the node of the coordinator, where nobody else numbers them."""
+"""Number of the run, and of the coordinator's node, if nothing else assigns them."""
 
 
 def give_identity() -> None:
-    """Flower's messages name the task that makes them; a process outside its runtimes has none yet."""
+    """Give this process the task identity that Flower's messages need, unless it already has one."""
     if TaskIdentity._run_id is None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, COORDINATOR, RUN_ID
 
 
 def stamp(message: Message, **details: str | int) -> None:
-    """Write details into a message's metadata, as Flower's own grids do: they have no setter."""
+    """Write details into a message's metadata, which have no setter, as Flower's own grids do."""
     message.metadata.__dict__.update({f"_{name}": detail for name, detail in details.items()})
 
 
 class NodeGrid(Grid):
-    """What our grids have in common: a run, and messages to nodes."""
+    """Common part of the grids: a run, and messages to nodes."""
 
     def __init__(self, run_id: int) -> None:
         give_identity()
         self._run = Run.create_empty(run_id)
 
     def set_run(self, run: Run) -> None:
-        """Take another run's details."""
+        """Set the run's details."""
         self._run = run
 
     @property
@@ -76,22 +76,22 @@ class NodeGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """A message to a node."""
+        """Create a message to a node."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
 
 class _Adapter(strategy.FedAvg):
-    """Between Flower's classes and their FedAvg: answers are checked and counted already, no message is made,
-    and the mean may be known already."""
+    """Mixin between Flower's strategies and their FedAvg: replies are already checked and counted, no
+    messages are made, and the mean may already be known."""
 
     mean: ArrayRecord | None = None
 
     def configure_train(self, *arguments: Any) -> list[Message]:
-        """Nothing: what is above it takes note of the model."""
+        """Return no messages; the strategy that calls this only records the model."""
         return []
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        """The mean, unless it is there."""
+        """Return the mean, computed unless it is known."""
         return super().aggregate_train(server_round, replies) if self.mean is None else (self.mean, None)
 
     def _check_and_log_replies(self, replies: Iterable[Message], *arguments: Any, **more: Any) -> Any:
@@ -112,7 +112,7 @@ _OPTIMISERS = {
 
 
 def centre(name: str, replies: Iterable[Message], **options: float) -> Arrays:
-    """The strategy's mean, median or trimmed mean of the models in replies that were checked."""
+    """Return the strategy's mean, median or trimmed mean of the models in checked replies."""
     record, _ = _CENTRES.get(name, _Adapter)(**options).aggregate_train(0, replies)
     return {key: array.numpy() for key, array in record.items()}
 
@@ -120,7 +120,7 @@ def centre(name: str, replies: Iterable[Message], **options: float) -> Arrays:
 def server_step(
     name: str, options: Mapping[str, float], old: Arrays, mean: Arrays, state: Arrays, *, number: int
 ) -> tuple[Arrays, Arrays]:
-    """A step of one of Flower's server optimisers: the next model, and what the optimiser remembers."""
+    """Take a step of one of Flower's server optimisers. Returns the next model and the optimiser's state."""
     optimiser = _OPTIMISERS[name](**options)
     for moment in ("m_t", "v_t"):
         setattr(optimiser, moment, below(state, moment) or None)
@@ -140,7 +140,7 @@ def _packed(arrays: Arrays) -> dict[str, Array]:
 
 
 def simulate(server: ServerApp, client: ClientApp, silos: int, *, workers: int) -> None:
-    """Run the apps in Flower's Ray simulation, one core a worker."""
+    """Run the apps in Flower's Ray simulation, one core per worker."""
     from flwr.simulation import run_simulation  # it takes a second, and needs Ray
 
     resources: dict[str, Any] = {
@@ -153,7 +153,7 @@ def simulate(server: ServerApp, client: ClientApp, silos: int, *, workers: int) 
 
 @contextmanager
 def _without_telemetry() -> Iterator[None]:
-    """Without Flower's and Ray's telemetry, and without Flower's log messages: the record has it all."""
+    """Disable Flower's and Ray's telemetry and Flower's log messages: the run's record has it all."""
     from flwr.supercore import telemetry
 
     enabled, usage = telemetry.FLWR_TELEMETRY_ENABLED, os.environ.get("RAY_USAGE_STATS_ENABLED")

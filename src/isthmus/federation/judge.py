@@ -1,4 +1,4 @@
-"""nDCG@10(empty=skip) of a network on queries the coordinator holds: the probe of FedRisk, and validation."""
+"""Errors of networks on judged queries, by nDCG@10(empty=skip) or by pairs: for the probe and validation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from isthmus.tables import Letor
 
 
 class Judge:
-    """Everything about the queries that does not change from model to model, worked out once.
+    """Evaluates many models on the same queries; all that does not depend on the model is computed once.
 
     Gain is 2^grade − 1. Queries without a relevant document say nothing about a model and are left out. Equal
-    scores stand in trec_eval's order, later document ids first.
+    scores are ranked in trec_eval's order, later document ids first.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Judge:
         self._pairs = self._ordered - self._sums(-self._gains, self._below)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The queries as named arrays, for silos that score themselves: rows in the order of ties."""
+        """Return the queries as named arrays with rows in tie order, for silos that score themselves."""
         table = self.table
         return {
             "features": np.asarray(table.features)[self._tied],
@@ -54,7 +54,7 @@ class Judge:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], *, scoring: Scoring = "expected") -> Judge:
-        """The judge that `arrays` tells of; it gives the same verdicts."""
+        """Rebuild a judge from `arrays`; it computes the same errors."""
         names = tuple(str(at) for at in range(len(arrays["offsets"]) - 1))
         table = Letor(names, arrays["offsets"], features=arrays["features"], grades=arrays["grades"])
         return cls(table, scoring=scoring, order=np.arange(table.rows))
@@ -64,21 +64,22 @@ class Judge:
         return len(self.table)
 
     def errors(self, parameters: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-        """1 − nDCG@10 of every query; all wrong where a score is not a number."""
+        """Return 1 − nDCG@10 of every query; 1 for all of them if a score is not finite."""
         scores = self._scores(parameters)
         return (
             np.ones(len(self)) if scores is None else 1.0 - self._sums(scores, self._discounts) / self._ideal
         )
 
     def counted(self, parameters: Mapping[str, NDArray[Any]], errors: str) -> NDArray[np.float64]:
-        """The error of every query: its `pairs` in the wrong order, or 1 − `ndcg`@10."""
+        """Return the error of every query: its share of `pairs` in the wrong order, or 1 − `ndcg`@10."""
         return self.disorder(parameters) if errors == "pairs" else self.errors(parameters)
 
     def disorder(self, parameters: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-        """The share of every query's pairs in the wrong order, each counted by the difference of its gains.
+        """Return every query's share of pairs in the wrong order, each weighted by the difference of its
+        gains.
 
-        Moving a document up by one place undoes one pair, so a sum over documents of their gain times the
-        number of documents below them tells it.
+        Moving a document up by one place corrects one pair, so the share follows from a sum over documents of
+        their gain times the number of documents below them.
         """
         scores = self._scores(parameters)
         if scores is None:
@@ -87,11 +88,11 @@ class Judge:
         return np.divide(wrong, self._pairs, out=np.zeros(len(self)), where=self._pairs > 0)
 
     def measure(self, parameters: Mapping[str, NDArray[Any]]) -> float:
-        """nDCG@10(empty=skip)."""
+        """Return the mean nDCG@10(empty=skip)."""
         return float(1.0 - self.errors(parameters).mean())
 
     def best_feature(self) -> tuple[int, float]:
-        """The feature that by itself ranks the queries best, its sign −1 where small values come first."""
+        """Return the feature that alone ranks the queries best, and its sign (−1: small values first)."""
         columns = np.asarray(self.table.features, dtype=np.float64)[self._tied]
         values = {
             (at, sign): float((self._sums(sign * columns[:, at], self._discounts) / self._ideal).mean())
@@ -101,12 +102,12 @@ class Judge:
         return max(values, key=values.__getitem__)
 
     def _scores(self, parameters: Mapping[str, NDArray[Any]]) -> NDArray[np.float64] | None:
-        """Every document's score in the order of ties; None where one is not a number."""
+        """Return every document's score in tie order; None if a score is not finite."""
         with np.errstate(over="ignore", invalid="ignore"):
             scores = scores_of(parameters, self.table, self.scoring)[self._tied]
         return scores if np.isfinite(scores).all() else None
 
     def _sums(self, scores: NDArray[Any], by_rank: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Σ gain · weight of the rank, query by query, in the order of these scores."""
+        """Return Σ gain · weight of the rank for every query, ranked by these scores."""
         order = np.lexsort((-scores, self._group))
         return np.add.reduceat(self._gains[order] * by_rank, self.table.offsets[:-1])

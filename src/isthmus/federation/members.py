@@ -1,23 +1,25 @@
-"""A silo's side of a secure round: its model leaves it only under masks that cancel in the sum of all.
+"""Secure rounds: a silo's model leaves it only under masks that cancel in the sum over all silos.
 
-    agree     public keys for this round                          out: two keys
-    train     everybody's keys, the global model, the probe       out: a report; boxes for the other silos
-    mask      everybody's weight, the boxes of the others         out: weight × model, masked
-    confirm   who answered                                        out: a signature over that list
-    reveal    everybody's signature                               out: shares that open the sum, and no model
+    step      in                                                  out
+    agree     the session and its threshold                       two public keys
+    train     all members' keys, the global model, the probe      a report; boxes for the other silos
+    mask      all members' weights, boxes from the others         weight × model, masked
+    confirm   the names of the silos that answered                a signature over that list
+    reveal    all signatures                                      shares that open the sum, and no model
 
-Between steps the trained model and the keys wait in the node's own state, which Flower keeps from message to
-message in every runtime, and never leave it. The silo refuses weights, of all silos and again of those who
-answered, under which the sum would speak for one or two of them. What everybody is to weigh, and the order to
-train, are part of the masks and of the signatures: where silos hear of different weights, or train from
-different models, no sum opens. Else a coordinator could have all but one learn nothing.
+On the silo's side, the trained model and the keys are stored between steps in the node's own state, which
+Flower keeps from message to message in every runtime; they never leave it. The silo refuses weights under
+which the sum would reveal the models of one or two silos. It checks the weights of all silos at `mask`, and
+those of the silos that answered at `confirm`. All weights and the order to train are bound into the masks and
+signatures: if silos receive different weights, or train from different models, no sum opens. Otherwise a
+coordinator could have all silos but one learn nothing.
 
-The coordinator's side of a secure round: it passes keys and boxes on, weighs reports, and opens one sum.
+The coordinator's side passes keys and boxes on, weighs silos by their reports, and opens one sum.
 
-Silos may drop out at every step as long as `threshold` of them are left; else the attempt has failed, before
-anything could be opened, and is safe to repeat with other silos. A sum that has been opened and is not
-credible ends the round: who spoiled it cannot be told, and another sum over almost the same models could be
-compared with it.
+Silos may drop out at every step as long as `threshold` of them are left. Otherwise the attempt has failed,
+before anything could be opened, and is safe to repeat with other silos. A sum that has been opened and is not
+credible ends the round: it cannot be determined which silo spoiled it, and another sum over almost the same
+models could be compared with it.
 """
 
 from __future__ import annotations
@@ -51,9 +53,9 @@ PROBE = "probe"
 SESSION = "session"
 THRESHOLD = "threshold"
 LARGEST_SHARE = 0.5
-"""The most that one silo may weigh among the silos of a sum."""
+"""Largest share of a sum's total weight that one silo may have."""
 SUBSTANTIAL = 0.25
-"""What a silo must weigh, as a share of the heaviest one, to hide the others: three of a sum must."""
+"""Least weight with which a silo helps to hide the others, as a share of the heaviest; three must have it."""
 _STATE = "secure-round"
 _MODEL = "secure-model-"
 _NOISE = "secure-model-noise-"
@@ -62,8 +64,8 @@ _ORDER = "secure-model-order-"
 
 @dataclass(frozen=True)
 class Trust:
-    """A silo's own identity, and those of the silos it will sum with. Without it, as in simulations, the
-    coordinator is believed about who is who."""
+    """A silo's own identity, and the public keys of the silos that it will sum with. Without them, as in
+    simulations, the coordinator is trusted to say which key belongs to which silo."""
 
     identity: Ed25519PrivateKey | None = None
     trusted: Mapping[str, Ed25519PublicKey] | None = None
@@ -73,12 +75,12 @@ Trusts: TypeAlias = Callable[[Context], Trust]
 
 
 def anybody(context: Context) -> Trust:
-    """For simulations, where nobody has an identity."""
+    """Return a `Trust` without identities, for simulations."""
     return Trust()
 
 
 def agree(message: Message, context: Context, name: str, trust: Trust) -> Message:
-    """Begin a session: whatever waits from another one is forgotten."""
+    """Begin a session and return this silo's public keys for it; models of other sessions are deleted."""
     settings = messages.settings_of(message)
     threshold = int(settings[THRESHOLD])
     if threshold < LEAST:
@@ -95,7 +97,7 @@ def agree(message: Message, context: Context, name: str, trust: Trust) -> Messag
 
 
 def boxes_for_peers(message: Message, context: Context, trust: Trust) -> ConfigRecord:
-    """The shares of this silo's secrets, sealed for every other member."""
+    """Return the shares of this silo's secrets, one sealed box for every other member."""
     member = _member(context, session_of(message), trust)
     boxes = _step(context, member, "share", parts_of(message))
     context.state[_ORDER + member.session.hex()] = ConfigRecord({"digest": digest(message.content)})
@@ -105,9 +107,9 @@ def boxes_for_peers(message: Message, context: Context, trust: Trust) -> ConfigR
 def keep_model(
     context: Context, session: bytes, model: messages.Arrays, privacy: PrivateUpdates | None = None
 ) -> None:
-    """Let the trained model wait for its weight, under its session: one that comes late harms no other.
+    """Store the trained model under its session until its weight arrives; late ones affect no other session.
 
-    `privacy` is the noise that is in it, whatever the coordinator says later.
+    `privacy` is the noise that the model contains, whatever the coordinator says later.
     """
     context.state[_MODEL + session.hex()] = messages.pack(model)
     noise = json.dumps(None if privacy is None else to_mapping(privacy))
@@ -115,7 +117,7 @@ def keep_model(
 
 
 def noise_of(message: Message, context: Context) -> PrivateUpdates | None:
-    """The noise in the model that waits to be masked."""
+    """Return the noise in the stored model that is to be masked; ProtocolError if there is no model."""
     name = _NOISE + str(messages.settings_of(message)[SESSION])
     if name not in context.state:
         raise ProtocolError("no trained model waits for its weight")
@@ -124,7 +126,7 @@ def noise_of(message: Message, context: Context) -> PrivateUpdates | None:
 
 
 def kept_model(context: Context, session: bytes) -> messages.Arrays:
-    """The trained model that waits for its weight in this session; ProtocolError if there is none."""
+    """Return the trained model stored for this session; ProtocolError if there is none."""
     if _MODEL + session.hex() not in context.state:
         raise ProtocolError("no trained model waits for its weight")
     return messages.unpack(context.state.array_records[_MODEL + session.hex()])
@@ -136,7 +138,7 @@ def session_of(message: Message) -> bytes:
 
 
 def mask(message: Message, context: Context) -> Message:
-    """The model times its weight, in fixed point and under its masks. It is then forgotten."""
+    """Return the stored model times its weight, in fixed point and masked, and delete the model."""
     settings = messages.settings_of(message)
     member = _member(context, bytes.fromhex(settings[SESSION]))
     boxes = parts_of(message)
@@ -157,7 +159,7 @@ def mask(message: Message, context: Context) -> Message:
 
 
 def confirm(message: Message, context: Context, trust: Trust) -> Message:
-    """A signature over who answered, if the sum over these silos still hides each of them."""
+    """Sign the list of silos that answered, if the sum over them still hides each of them."""
     member = _member(context, bytes.fromhex(messages.settings_of(message)[SESSION]), trust)
     answered = parts_of(message)
     signature = member.step(CONFIRM, answered)
@@ -168,7 +170,7 @@ def confirm(message: Message, context: Context, trust: Trust) -> Message:
 
 
 def reveal(message: Message, context: Context, trust: Trust) -> Message:
-    """The shares that open the sum of those who answered; the session is then over."""
+    """Return the shares that open the sum over the silos that answered, and end the session."""
     member = _member(context, bytes.fromhex(messages.settings_of(message)[SESSION]), trust)
     shares = member.step(REVEAL, parts_of(message))
     del context.state[_STATE]
@@ -176,7 +178,8 @@ def reveal(message: Message, context: Context, trust: Trust) -> Message:
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
-    """Refuse weights under which a sum would tell of one silo, or to one of two about the other."""
+    """Raise ProtocolError for weights under which a sum would reveal one silo's model, or reveal one of two
+    silos' models to the other."""
     if not all(math.isfinite(weight) and 0 <= weight <= 1 for weight in weights.values()):
         raise ProtocolError("the weights are not those of a mean")
     heaviest = max(weights.values(), default=0.0)
@@ -196,17 +199,17 @@ def is_hiding(weights: Mapping[str, float]) -> bool:
 
 
 def terms(weights: Mapping[str, float], trained: bytes) -> bytes:
-    """What masks and signatures are bound to: everybody's weight, and the digest of the order to train."""
+    """Encode what masks and signatures are bound to: all weights, and the digest of the order to train."""
     return json.dumps({"weights": dict(sorted(weights.items())), "order": trained.hex()}).encode()
 
 
 def digest(content: RecordDict) -> bytes:
-    """What tells one order from another: model, settings, round, probe, and whatever else is in it."""
+    """Return the SHA-256 digest of an order's whole content: model, settings, round, probe and all else."""
     return hashlib.sha256(joined(_spelled(content))).digest()
 
 
 def _spelled(content: RecordDict) -> Iterator[bytes]:
-    """Every value with its place, in the order of names."""
+    """Yield record name, key, type and value of every entry, in the order of names."""
     for name, record in sorted(content.items()):
         for key, value in sorted(record.items()):
             yield from (name.encode(), key.encode(), type(value).__name__.encode())
@@ -217,7 +220,7 @@ def _spelled(content: RecordDict) -> Iterator[bytes]:
 
 
 def parts_of(message: Message) -> Parts:
-    """What a message has of a step of the sum, by member; anything but bytes is a ProtocolError."""
+    """Return a message's parts for a step of the sum, by member; ProtocolError unless all are bytes."""
     record = message.content.config_records.get(PARTS)
     if record is None:
         raise ProtocolError("a step of the sum has no parts")
@@ -234,12 +237,12 @@ def _reply(message: Message, parts: Parts) -> Message:
 
 
 def flat(model: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-    """All parameters in one vector, in the order of their names."""
+    """Concatenate all parameters into one vector, in the order of their names."""
     return np.concatenate([model[name].reshape(-1).astype(np.float64) for name in sorted(model)])
 
 
 def shaped(vector: NDArray[np.float64], like: messages.Arrays) -> messages.Arrays:
-    """A vector as `flat` makes it, in a model's own arrays."""
+    """Split a vector made by `flat` into arrays with the names, shapes and types of `like`."""
     result, at = {}, 0
     for name in sorted(like):
         size = like[name].size
@@ -249,7 +252,7 @@ def shaped(vector: NDArray[np.float64], like: messages.Arrays) -> messages.Array
 
 
 def _step(context: Context, member: Member, step: str, parts: Parts, **more: Any) -> Parts:
-    """A step of the sum; the member waits for the next in the node's state."""
+    """Perform a step of the sum, and store the member in the node's state for the next step."""
     result = member.step(step, parts, **more)
     _keep(context, member)
     return result
@@ -270,24 +273,24 @@ def _member(context: Context, session: bytes, trust: Trust | None = None) -> Mem
 
 
 SUM = "the sum"
-"""What a failure is attributed to where no silo can be named."""
+"""Name to which a failure is attributed if no silo can be named."""
 IN_SUM = " (its model is in the sum)"
 
 
 @dataclass
 class Attempt:
-    """One session: who is in it, and why others are not any more."""
+    """One session of a secure sum: its members by node, and the reasons why some have been excluded."""
 
     number: int
     silos: Mapping[int, str]
     sums: Summation
     trained: bytes = b""
-    """The digest of the order to train."""
+    """Digest of the order to train."""
     rejected: dict[str, str] = field(default_factory=dict)
 
 
 class SecureSumRelay:
-    """Runs secure sums over a grid: `begin`, `agree`, `reports`, and with everybody's weight `total`."""
+    """Runs secure sums over a grid: `begin`, `agree`, `reports`, and `total` with all silos' weights."""
 
     def __init__(
         self,
@@ -301,24 +304,24 @@ class SecureSumRelay:
         self._entropy = entropy
         self.threshold, self.cure = LEAST, ""
         self.identified = False
-        """Whether silos have signed their keys, so that they know each other; simulated ones do not."""
+        """Whether silos have signed their keys and can identify each other; simulated ones cannot."""
 
     def begin(self, number: int, silos: Mapping[int, str], model: messages.Arrays) -> Attempt:
-        """A session of these silos, by node, over models like this one."""
+        """Start a session of these silos (names by node) for models of the same size as `model`."""
         self.threshold = max(LEAST, self.rounds.minimum, least_threshold(len(silos)))
         self.cure = _cure(len(silos), self.threshold)
         size = sum(array.size for array in model.values())
         return Attempt(number, silos, Summation(self._entropy(16), self.threshold, size))
 
     def agree(self, attempt: Attempt) -> None:
-        """Step 1: the keys of everybody who is there."""
+        """Step 1: collect the public keys of all silos that answer."""
         self._step(attempt, AGREE, attempt.silos.values(), {THRESHOLD: self.threshold})
         self.identified = all(advert.signature for advert in attempt.sums.adverts.values())
 
     def reports(
         self, attempt: Attempt, orders: Sequence[Message], limits: messages.ReplyLimits
     ) -> messages.Checked:
-        """Step 2: they train, tell of themselves, and share their secrets with each other."""
+        """Step 2: send the orders to train; collect the reports, and the silos' boxes for each other."""
         sums = attempt.sums
         sent = list[Message]()
         for each in orders:
@@ -344,7 +347,7 @@ class SecureSumRelay:
         return checked
 
     def total(self, attempt: Attempt, weights: Mapping[str, float]) -> tuple[np.ndarray[Any, Any], set[str]]:
-        """Steps 3 to 5: the sum over those who sent their part of it, and who did not."""
+        """Steps 3 to 5: return the sum over silos that sent a masked model, and the names of the others."""
         sums = attempt.sums
         weights = {name: weights[name] for name in sorted(sums.boxes)}
         self._step(attempt, MASK, weights, {"weights": weights, **self.settings})
@@ -368,7 +371,7 @@ class SecureSumRelay:
         *,
         late: str = "",
     ) -> None:
-        """One step of the sum; `late` is what holds of silos that are lost in it."""
+        """Carry out one step of the sum; `late` is appended to the reason recorded for silos lost in it."""
         config = {SESSION: attempt.sums.session.hex(), **settings}
 
         def written(parts: Parts) -> RecordDict:
@@ -392,7 +395,7 @@ class SecureSumRelay:
     def check_credible(
         self, attempt: Attempt, mean: messages.Arrays, model: messages.Arrays, limits: messages.ReplyLimits
     ) -> None:
-        """Refuse a mean that moved out of all proportion: single updates cannot be looked at."""
+        """Raise RoundFailed for a mean that moved implausibly far: single updates cannot be inspected."""
         moved = messages.update_length(mean, model)
         whole = messages.update_length(model, {name: np.zeros_like(array) for name, array in model.items()})
         if not moved <= limits.norm * max(1.0, whole, limits.noise):
@@ -401,10 +404,10 @@ class SecureSumRelay:
 
 
 def even(weights: Mapping[str, float], silos: Iterable[str]) -> dict[str, float]:
-    """The silos' weights with three substantial ones and none above half of their sum, which stays.
+    """Adjust the silos' weights: three are substantial, none exceeds half of their sum, which stays the same.
 
-    The second and the third are lifted to their least share of the heaviest, at the cost of all; what a
-    silo then has above half goes to the others in proportion.
+    The second and third are raised to `SUBSTANTIAL` times the heaviest, and all are scaled down to pay for
+    it. The excess of a silo above half of the sum is then distributed among the others in proportion.
     """
     own = {name: weights[name] for name in silos}
     whole = math.fsum(own.values())
@@ -433,6 +436,6 @@ def sum_to_mean(
     own: Mapping[str, messages.Arrays],
     model: messages.Arrays,
 ) -> messages.Arrays:
-    """The sum and the server's own candidates, over the weights that are in it."""
+    """Return the mean of the silos' sum and the server's own candidates, over the sum of `weights`."""
     whole = summed + sum(weights[name] * flat(arrays) for name, arrays in own.items())
     return shaped(whole / math.fsum(weights.values()), model)

@@ -1,10 +1,10 @@
-"""What travels between coordinator and silo: named arrays and numbers in Flower's records.
+"""Messages between coordinator and silo: named arrays and numbers in Flower's records.
 
-A train message holds the global model under `arrays` and what the silo is to do under `config`; its reply
-holds the silo's model under `arrays` and `num-examples` and `steps` under `metrics`, which is what
-Flower's own strategies expect. Further arrays that a strategy asks for travel in records of their own.
+A train message contains the global model under `arrays` and the silo's instructions under `config`. Its reply
+contains the silo's model under `arrays` and `num-examples` and `steps` under `metrics`, as Flower's own
+strategies expect. Further arrays that a strategy requests travel in records of their own.
 
-Checking what silos send, so that one bad answer costs that answer and not the round.
+Replies are checked here, so that a bad reply is rejected without failing the round.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ ATTEMPT = "attempt"
 SETTINGS = "settings"
 PROXIMAL = "proximal-mu"
 MOST_BYTES, MOST_SETTINGS = 1 << 31, 16 << 20
-"""Bytes that the arrays of a record, and the settings of an order, may take."""
+"""Largest size in bytes of the arrays of a record, and of the settings of an order."""
 MOST_FIELDS, A_NUMBER = 100_000, 256
-"""Fields of a message, six for an array; and bytes that a byte of packed numbers takes at most."""
+"""Most fields of a message (an array has six), and most bytes of memory for a byte of packed numbers."""
 _FIXED = {1: 8, 5: 4}
 _TEXTS = (9, 12)
 _PAUSE = 0.2  # seconds between two looks for replies
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> flower.ArrayRecord:
-    """Named arrays as a record."""
+    """Pack named arrays into a record."""
     return flower.ArrayRecord({name: _pack(np.asarray(array)) for name, array in arrays.items()})
 
 
 def unpack(record: flower.ArrayRecord, *, most: int = MOST_BYTES) -> Arrays:
-    """The named arrays in a record, as copies of one's own; together they have `most` bytes.
+    """Return copies of the named arrays in a record, which may have `most` bytes together.
 
-    Types and shapes are compared with the bytes there are before any array is made: a FederationError
-    otherwise.
+    Types and shapes are compared with the available bytes before any array is made. Raises FederationError
+    for an array that cannot be read.
     """
     unpacker = Unpacker(most)
     try:
@@ -68,7 +68,7 @@ def unpack(record: flower.ArrayRecord, *, most: int = MOST_BYTES) -> Arrays:
 
 
 def _pack(array: NDArray[Any]) -> flower.Array:
-    """What `Array(array)` makes, ten times faster: the header of an npy file is the same for every round."""
+    """Return the same as `Array(array)`, ten times faster: the npy header, equal every round, is cached."""
     data = _header(array.dtype, array.shape) + array.tobytes()
     return flower.Array(str(array.dtype), array.shape, "numpy.ndarray", data)
 
@@ -97,12 +97,12 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def encode(message: flower.Message) -> bytes:
-    """A message as bytes."""
+    """Serialise a message."""
     return bytes(flower.message_to_proto(message).SerializeToString())
 
 
 def decode(data: bytes) -> flower.Message:
-    """The message that bytes are, or a ProtocolError."""
+    """Parse a message from bytes; ProtocolError if that is impossible."""
     try:
         weigh(data)
         return flower.message_from_proto(flower.MessageBytes.FromString(data))
@@ -111,9 +111,9 @@ def decode(data: bytes) -> flower.Message:
 
 
 def weigh(data: bytes) -> None:
-    """Raise a DataError where a message would take more memory than a message may, before it is parsed.
+    """Raise DataError, before a message is parsed, if it would then take more memory than allowed.
 
-    Fields and numbers of a byte or two become objects of hundreds; arrays and texts stay as long as they are.
+    Fields and numbers of a byte or two become objects of hundreds of bytes; arrays and texts stay as long.
     """
     unpacker, fields = Unpacker(MOST_BYTES), 0
     waiting: list[tuple[int, int, Any]] = [(0, len(data), flower.MessageBytes.DESCRIPTOR)]
@@ -143,7 +143,7 @@ def weigh(data: bytes) -> None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that begins here, and where the next begins."""
+    """Return the variable-length integer that begins at an offset, and the offset after it."""
     for length in range(1, 11):
         if at + length > len(data):
             break
@@ -156,7 +156,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 def order(
     arrays: flower.ArrayRecord | None, settings: Mapping[str, Any], *, round: int = 0
 ) -> flower.RecordDict:
-    """What a silo is asked: a model, settings, and the round."""
+    """Build an order to a silo: its settings, the round and, if given, a model."""
     content = flower.RecordDict(
         {CONFIG: flower.ConfigRecord({ROUND: round, SETTINGS: json.dumps(dict(settings))})}
     )
@@ -168,31 +168,31 @@ def order(
 def train_order(
     records: Records, settings: str, *, round: int, attempt: int, proximal: float
 ) -> flower.RecordDict:
-    """An order to train in an attempt at a round: the model, and whatever else a silo needs."""
+    """Build an order to train in one attempt at a round: the model, and all else that a silo needs."""
     config = flower.ConfigRecord({SETTINGS: settings, ATTEMPT: attempt, ROUND: round, PROXIMAL: proximal})
     return flower.RecordDict({CONFIG: config, **records})
 
 
 def arrays_of(message: flower.Message, record: str = ARRAYS) -> Arrays:
-    """The model that a message carries, or the arrays of another record."""
+    """Return the model in a message, or the arrays of another record."""
     return unpack(message.content.array_records[record])
 
 
 def with_content(message: flower.Message, content: flower.RecordDict) -> flower.Message:
-    """The message with other records; the one that came in stays as it is."""
+    """Return a copy of a message with other records; the original is unchanged."""
     other = copy(message)
     other.content = content
     return other
 
 
 def with_update(reply: flower.Message, model: Arrays, *, examples: int) -> flower.Message:
-    """A silo's reply with another model, and another count of examples."""
+    """Return a copy of a silo's reply with another model and another number of examples."""
     metrics = flower.MetricRecord({**reply.content.metric_records[METRICS], EXAMPLES: examples})
     return with_content(reply, flower.RecordDict({**reply.content, ARRAYS: pack(model), METRICS: metrics}))
 
 
 def metric(message: flower.Message, key: str) -> float:
-    """A number that a silo tells of its training."""
+    """Return a number that a silo reports about its training."""
     return float(message.content.metric_records[METRICS][key])  # type: ignore[arg-type]
 
 
@@ -202,7 +202,7 @@ def settings_of(message: flower.Message) -> dict[str, Any]:
 
 
 def parsed_settings(text: str) -> dict[str, Any]:
-    """The settings that a text spells, which takes no more memory than settings do."""
+    """Parse settings within their memory limit; FederationError if they cannot be read."""
     try:
         settings: dict[str, Any] = Unpacker(MOST_SETTINGS).json(text.encode())
     except ValueError as error:
@@ -218,7 +218,7 @@ def round_of(message: flower.Message) -> int:
 def answer(
     message: flower.Message, metrics: Mapping[str, int | float], **records: Mapping[str, NDArray[Any]]
 ) -> flower.Message:
-    """The reply to an order: numbers, and named arrays record by record."""
+    """Build the reply to an order from metrics and from named arrays by record."""
     content = flower.RecordDict({METRICS: flower.MetricRecord(dict(metrics))})
     for name, arrays in records.items():
         content[name] = pack(arrays)
@@ -228,9 +228,10 @@ def answer(
 def ask(
     grid: flower.Grid, messages: Sequence[flower.Message], *, rounds: Rounds, enough: int
 ) -> list[flower.Message]:
-    """The replies that arrive before the deadline, or soon enough after so many of them have.
+    """Send messages, and return the replies that arrive by the deadline or, after `enough` of them, within
+    the grace period.
 
-    A silo that died is thus not waited for longer than the others need.
+    The grace period keeps a dead silo from delaying the others until the deadline.
     """
     if rounds.grace is None:
         return list(grid.send_and_receive(messages, timeout=rounds.deadline))
@@ -253,10 +254,10 @@ NOT_FINITE = "sent parameters that are not finite"
 
 @dataclass(frozen=True)
 class ReplyLimits:
-    """What an answer may say.
+    """Limits on the content of a reply.
 
-    `counts` are the examples each silo declared when it was met; `report` is the shape of the errors asked
-    for beside the model, −1 for any length, and empty where none were.
+    `counts` are the examples that each silo declared at registration. `report` is the expected shape of the
+    errors requested beside the model: −1 stands for any length, and an empty shape for no request.
     """
 
     norm: float = 10.0
@@ -265,13 +266,14 @@ class ReplyLimits:
     report: tuple[int, ...] = ()
     worst: float = 1.0
     noise: float = 0.0
-    """The length of the noise that silos add to their updates."""
+    """Length of the noise that silos add to their updates."""
 
     def examples(self, silo: str, claimed: float) -> int:
-        """The examples to count for a silo that tells of so many.
+        """Return the number of examples to count for a silo that claims this many.
 
-        No more than it declared at first, and no more than `count` times what two thirds of the silos stay
-        below: where silos differ much in size the median would cut honest ones.
+        It is at most the number that the silo declared at registration, and at most `count` times the number
+        that two thirds of the silos do not exceed: if silos differ much in size, a limit from the median
+        would cut honest ones.
         """
         declared = sorted(self.counts.values())
         ceiling = self.count * declared[(2 * len(declared) - 1) // 3] if declared else math.inf
@@ -280,7 +282,8 @@ class ReplyLimits:
 
 @dataclass(frozen=True)
 class Checked:
-    """The usable answers of a round in the order of silos' names, and what was wrong with others."""
+    """The usable replies of a round in the order of silos' names, the reasons why others were rejected, and
+    the silos whose example counts were reduced."""
 
     usable: list[flower.Message]
     rejected: dict[str, str]
@@ -289,7 +292,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class GridCarrier:
-    """Questions as Flower messages of one kind, to silos by the nodes they are reached at."""
+    """Carrier that sends questions as Flower messages of one kind to the nodes of silos."""
 
     grid: flower.Grid
     kind: str
@@ -307,7 +310,7 @@ class GridCarrier:
 
 
 def connected(grid: flower.Grid, expected: int, deadline: float) -> list[int]:
-    """The nodes that are there, once there are so many or the deadline has passed."""
+    """Return the connected nodes once there are `expected`, or once the deadline in seconds has passed."""
     until = time.monotonic() + deadline
     while len(nodes := sorted(set(grid.get_node_ids()))) < expected and time.monotonic() < until:
         time.sleep(0.2)
@@ -317,7 +320,7 @@ def connected(grid: flower.Grid, expected: int, deadline: float) -> list[int]:
 def by_silo(
     replies: Iterable[flower.Message], names: Mapping[int, Any]
 ) -> Iterator[tuple[Any, flower.Message | FederationError]]:
-    """Whose each reply is, and the reply; an error where a silo sent one instead of an answer."""
+    """Yield the silo and the reply of every message; an error reply becomes a FederationError."""
     for reply in replies:
         silo = names.get(reply.metadata.src_node_id)
         if reply.has_error():
@@ -337,10 +340,11 @@ def check(
     model: Arrays | None = None,
     complete: Callable[[str, flower.Message], None] = lambda silo, reply: None,
 ) -> Checked:
-    """Sort the replies of the silos that were asked into usable ones and offences.
+    """Separate the replies of silos into usable and rejected ones.
 
-    They hold a model like `model`, if there is one; `complete` looks for whatever else they must have, and
-    `shows` says what a reply shows of its silo. The replies themselves stay as they are.
+    If `model` is given, replies must contain a model of the same form. `complete` checks the rest of a
+    reply's content and raises if it is wrong. `shows` states what a reply reveals about its silo. The replies
+    themselves are unchanged.
     """
 
     def read(silo: str, reply: flower.Message) -> tuple[flower.Message, float]:
@@ -367,7 +371,7 @@ def check(
 
 
 def _update_in(reply: flower.Message, silo: str, model: Arrays) -> float:
-    """The length of a reply's update, if it is fit to be aggregated."""
+    """Return the length of a reply's update; FederationError if the model in it cannot be aggregated."""
     room = 8 * sum(array.size for array in model.values())  # reals of any width, in the model's shapes
     arrays = unpack(reply.content.array_records[ARRAYS], most=room)
     check_fits(arrays, model, silo)
@@ -384,7 +388,7 @@ def _check_numbers(reply: flower.Message) -> None:
 
 
 def check_fits(arrays: Arrays, model: Arrays, silo: str) -> None:
-    """Raise IncompatibleUpdate unless both have the same names, shapes and kinds of number."""
+    """Raise IncompatibleUpdate unless `arrays` has the names and shapes of `model`, and only floats."""
     if arrays.keys() != model.keys():
         raise IncompatibleUpdate(silo, _named(model), _named(arrays))
     for name, array in model.items():
@@ -394,7 +398,7 @@ def check_fits(arrays: Arrays, model: Arrays, silo: str) -> None:
 
 
 def update_length(arrays: Arrays, model: Arrays) -> float:
-    """‖θ_k − θ‖."""
+    """Return the length of the update, ‖θ_k − θ‖."""
     squares = (np.square(arrays[name] - model[name].astype(np.float64)).sum() for name in model)
     return math.sqrt(sum(float(square) for square in squares))
 
@@ -402,9 +406,9 @@ def update_length(arrays: Arrays, model: Arrays) -> float:
 def _too_long(
     usable: Mapping[str, tuple[flower.Message, float]], model: Arrays, limits: ReplyLimits
 ) -> list[str]:
-    """The silos whose updates are out of all proportion to the model and to the others'.
+    """Return the silos whose updates are far too long in proportion to the model and to the others' updates.
 
-    The others are represented by their lower quartile: three of four may be wrong and it still is not.
+    The others are represented by their lower quartile, which is unaffected even if three of four are wrong.
     """
     lengths = {silo: length for silo, (_, length) in usable.items()}
     ordered = sorted(lengths.values())
@@ -430,7 +434,7 @@ def _check_report(reply: flower.Message, limits: ReplyLimits) -> None:
 
 
 def _tidied(reply: flower.Message, examples: int, *, report: bool) -> flower.RecordDict:
-    """The records that were asked for, with the examples that count, and no others: sums run over all."""
+    """Return the requested records of a reply alone, with the counted examples: sums run over all records."""
     reported = reply.content.metric_records[METRICS].get("loss")
     loss = float(reported) if isinstance(reported, (int, float)) else math.nan
     metrics = flower.MetricRecord({EXAMPLES: examples, STEPS: int(metric(reply, STEPS)), "loss": loss})

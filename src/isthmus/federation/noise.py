@@ -1,10 +1,11 @@
-"""Private updates: every silo's update clipped and noised, and what that costs it.
+"""Private updates: every silo's update is clipped and noised, and its privacy cost is computed.
 
 A silo's model θ_k leaves it as θ + clip(θ_k − θ) + N(0, σ²) with σ = multiplier × clip. Replacing all of a
 silo's data moves the clipped update by at most 2 × clip, so one update is 2/multiplier²-zCDP, whatever is
-done with it afterwards. Where the server adds the noise, it adds the same to the sum of the updates, and the
-silo must trust it to. A silo's updates add up over the rounds it is asked in; nothing is claimed for being
-chosen at random. Example counts, numbers of steps and feature sums leave a silo as they are.
+done with it afterwards. If the server adds the noise, it adds the same amount to the sum of the updates, and
+the silo must trust it to do so. The costs of a silo's updates add up over the rounds in which it is asked; no
+privacy amplification by sampling is claimed. Example counts, numbers of steps and feature sums leave a silo
+without noise.
 
 The noise comes from the operating system's entropy, in floating point.
 """
@@ -27,7 +28,7 @@ Entropy = Callable[[int], bytes]
 
 
 def gaussian(count: int, entropy: Entropy = os.urandom) -> NDArray[np.float64]:
-    """Standard normal numbers, by inversion of uniform ones with 52 random bits: with 53 one could be 1."""
+    """Draw standard normal numbers by inverting uniform ones of 52 random bits: with 53, one could be 1."""
     from scipy.special import ndtri
 
     bits = np.frombuffer(entropy(8 * count), np.uint64) >> np.uint64(12)
@@ -36,7 +37,7 @@ def gaussian(count: int, entropy: Entropy = os.urandom) -> NDArray[np.float64]:
 
 
 def clipped(model: Arrays, start: Arrays, clip: float) -> Arrays:
-    """θ + (θ_k − θ) · min(1, clip / ‖θ_k − θ‖)."""
+    """Clip an update: θ + (θ_k − θ) · min(1, clip / ‖θ_k − θ‖)."""
     length = update_length(model, start)
     if length <= clip:
         return model
@@ -45,7 +46,7 @@ def clipped(model: Arrays, start: Arrays, clip: float) -> Arrays:
 
 
 def noised(model: Arrays, sigma: float, entropy: Entropy = os.urandom) -> Arrays:
-    """The model with independent N(0, σ²) added to every number."""
+    """Return the model with independent N(0, σ²) added to every number."""
     drawn = gaussian(sum(array.size for array in model.values()), entropy)
     result, at = {}, 0
     for key, array in model.items():
@@ -56,20 +57,20 @@ def noised(model: Arrays, sigma: float, entropy: Entropy = os.urandom) -> Arrays
 
 
 def private(model: Arrays, start: Arrays, options: PrivateUpdates, *, sharers: int = 1) -> Arrays:
-    """A model as it may leave; of `sharers` updates that will be summed each has its part of the noise."""
+    """Clip a model's update and add noise; `sharers` updates to be summed share the noise."""
     sigma = options.multiplier * options.clip / np.sqrt(sharers)
     return noised(clipped(model, start, options.clip), float(sigma))
 
 
 def spent(participants: Iterable[Iterable[str]], options: PrivateUpdates) -> float:
-    """The largest ε of a silo after it was asked in these rounds."""
+    """Return the largest ε of any silo after the rounds with these participants."""
     times = Counter(name for silos in participants for name in silos)
     once = PrivacyLoss.gaussian(2 * options.clip, options.multiplier * options.clip)
     return (once * max(times.values(), default=0)).at(delta=options.delta, rule="zcdp")
 
 
 def statement(participants: Iterable[Iterable[str]], options: PrivateUpdates | None) -> str:
-    """What a record says about the updates so far."""
+    """Return the privacy statement about the updates so far, for a record."""
     if options is None:
         return NO_GUARANTEE
     epsilon = spent(participants, options)

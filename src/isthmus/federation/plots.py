@@ -17,19 +17,19 @@ from isthmus.report import Page, Plot, Section, Series, Table, line_plot
 
 History = Sequence[RoundRecord]
 _SHADES = ("#443983", "#31688e", "#21918c", "#35b779", "#90d743", "#fde725")
-"""Grades from low to high."""
+"""Colours of grades, from low to high."""
 CELLS = "an empty cell: not asked in that round; a cross: an answer that was not used"
 
 
 def curve(history: History) -> Plot:
-    """`WATCHED` on validation queries after every round."""
+    """Plot `WATCHED` on validation queries after every round."""
     points = [(record.round, record.measure) for record in history if record.measure is not None]
     caption = "Validation queries that have a relevant document, after every round"
     return _line(points, "validation", WATCHED, caption)
 
 
 def lengths(history: History) -> Plot:
-    """‖θ‖ over the rounds, as a power of ten: growth shows as a slope, freezing as none."""
+    """Plot log₁₀ ‖θ‖ over the rounds: growth shows as a slope, and a frozen model as a flat line."""
     points = [(record.round, float(np.log10(record.norm))) for record in history if record.norm]
     return _line(points, "‖θ‖", "length ‖θ‖, log₁₀", "Length of the global model after every round")
 
@@ -40,13 +40,13 @@ def _line(points: Sequence[tuple[int, float]], name: str, y: str, caption: str) 
 
 
 def weights(history: History) -> Plot:
-    """Every candidate's weight in every round; crosses are answers that were refused."""
+    """Plot every candidate's weight in every round; crosses mark answers that were not used."""
     rows = [record.weights for record in history]
     return _mosaic(history, rows, "weight", f"Weights; {CELLS}")
 
 
 def risks(history: History) -> Plot:
-    """Every candidate's risk in every round."""
+    """Plot every candidate's risk in every round; crosses mark answers that were not used."""
     return _mosaic(history, [record.risks for record in history], "risk", f"Risks; {CELLS}")
 
 
@@ -79,7 +79,7 @@ def _mosaic(history: History, rows: Sequence[Mapping[str, float]], quantity: str
 
 
 def who_holds_what(table: LabelCounts, *, label: str = "grade", unit: str = "rows") -> Plot:
-    """How many rows (or queries) of every grade each silo holds, as `Deal.label_counts` counts them."""
+    """Plot how many rows (or queries) of every grade each silo holds, as counted by `Deal.label_counts`."""
     silos = np.arange(len(table.counts))
 
     def draw(axes: Any) -> None:
@@ -104,7 +104,7 @@ def who_holds_what(table: LabelCounts, *, label: str = "grade", unit: str = "row
 
 
 def refusals(history: History) -> Table:
-    """Who was refused how often, and why the last time."""
+    """List how often each silo's answers were refused, and the last reason."""
     refused: dict[str, tuple[int, str]] = {}
     for record in history:
         for name, why in record.rejected.items():
@@ -114,7 +114,8 @@ def refusals(history: History) -> Table:
 
 
 def result_of(evaluation: Evaluation | None, single: Evaluation | None = None) -> str:
-    """What came of a run in a sentence or two: its first measure, beside that of a single feature."""
+    """Summarise the test result of a run in a sentence or two: its first measure, compared with that of a
+    single feature if given."""
     if evaluation is None or not evaluation.measures:
         return "No test queries: nothing was measured."
     measure = evaluation.measures[0]
@@ -141,7 +142,7 @@ def _with_interval(interval: Interval, sign: str) -> str:
 def run_page(
     history: History, title: str, *, result: str = "", label_counts: LabelCounts | None = None
 ) -> Page:
-    """One page for a run, the result first; with `label_counts`, the rows of every grade each silo has."""
+    """Build the report page of a run, result first; `label_counts` adds the rows of every grade by silo."""
     last = history[-1] if history else RoundRecord(0)
     protected = f" Protection: {last.protection}." if last.protection else ""
     rounds = f"{several(len(history), 'round')}. Privacy of the updates: {last.privacy}.{protected}"

@@ -1,4 +1,4 @@
-"""Who is there: silos by name, what each said of itself, and the node it is reached at."""
+"""Registration of silos: their names, what each reports about its data, and the nodes that reach them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RegisteredSilo:
-    """What a silo said of itself when it was met."""
+    """A silo's description of its data at registration: sizes, highest grade and sums for feature scaling."""
 
     rows: int
     queries: int
@@ -30,7 +30,7 @@ class RegisteredSilo:
 
 
 class Registration:
-    """The silos met so far. Nodes may come and go; a silo is asked about itself once."""
+    """The silos registered so far. Nodes may come and go; a silo is asked to describe itself once."""
 
     def __init__(self, scaling: str, rounds: Rounds) -> None:
         self.silos: dict[str, RegisteredSilo] = {}
@@ -38,20 +38,20 @@ class Registration:
         self._names: dict[int, str | None] = {}
 
     def gather(self, grid: Grid, expected: int) -> dict[str, int]:
-        """The node of every usable silo that is connected, by name and in the order of names, once there are
-        so many nodes or the deadline has passed."""
+        """Register new nodes and return the connected node of every usable silo, by silo name in sorted
+        order. Waits until `expected` nodes are connected or the deadline has passed."""
         nodes = connected(grid, expected, self._rounds.deadline)
         self._meet(grid, [node for node in nodes if node not in self._names], expected)
         reached = {self._names[node]: node for node in nodes if node in self._names}
         return {name: reached[name] for name in sorted(self.silos) if name in reached}
 
     def stats(self) -> ScalingStats:
-        """The sum of the silos' statistics, always added in the order of names."""
+        """Return the sum of the silos' scaling statistics, always added in the order of names."""
         first, *others = (self.silos[name].stats for name in sorted(self.silos))
         return sum(others, start=first)
 
     def counts(self, *, whole_queries: bool) -> dict[str, int]:
-        """The examples every silo declared: queries, or rows."""
+        """Return the number of examples that every silo declared: queries if `whole_queries`, else rows."""
         return {name: silo.queries if whole_queries else silo.rows for name, silo in self.silos.items()}
 
     def _meet(self, grid: Grid, strangers: list[int], expected: int) -> None:

@@ -68,21 +68,21 @@ def effectiveness(errors: ArrayLike, *, worst: float) -> FloatArray:
 
 
 def probe_risk(errors: ArrayLike, *, worst: float = 1.0, alpha_risk: float = 2.0) -> FloatArray:
-    """The sound risk of every candidate from its errors on common items."""
+    """Return the sound risk of every candidate from its errors on common items."""
     return risk_matrix(effectiveness(errors, worst=worst), alpha_risk=alpha_risk).risk
 
 
 def mean_error(errors: ArrayLike, *, worst: float = 1.0) -> FloatArray:
-    """The control: a candidate's mean error on the common items, without GeoRisk."""
+    """Return a candidate's mean error on the common items: the control without GeoRisk."""
     means: FloatArray = 1.0 - effectiveness(errors, worst=worst).mean(axis=-1)
     return means
 
 
 def spread(errors: ArrayLike, *, least: float = 1e-4, single: float = 0.03) -> float:
-    """Two standard errors of a candidate's mean error over the columns, less what all candidates share there.
+    """Return two standard errors of a candidate's mean error over the columns, minus what candidates share.
 
-    2 √ mean_k( s_k²/n ) with s_k² the variance over the n columns of M_kj − mean_k M_kj; `single` where there
-    is one column, and never less than `least`.
+    2 √ mean_k( s_k²/n ) with s_k² the variance over the n columns of M_kj − mean_k M_kj; `single` if there is
+    one column, and never less than `least`.
     """
     values = np.asarray(errors, dtype=np.float64)
     columns = values.shape[-1]
@@ -93,10 +93,10 @@ def spread(errors: ArrayLike, *, least: float = 1e-4, single: float = 0.03) -> f
 
 
 def batch_risks(errors: Sequence[NDArray[np.floating]], *, alpha_risk: float = 2.0) -> FloatArray:
-    """The paper's round risk of every client: the median of its batch risks (Algorithm 4, line 16).
+    """Return the paper's round risk of every client: the median of its batch risks (Algorithm 4, line 16).
 
-    `errors[k]` has one row per batch of client k in training order, one column per place in the batch.
-    Batch s of every client that has one makes a table; a client without any batch has risk 0.
+    `errors[k]` has one row per batch of client k in training order, one column per place in the batch. The
+    batches s of all clients that have one form a table; a client without any batch has risk 0.
     """
     counts = np.array([len(batches) for batches in errors])
     by_client: list[list[FloatArray]] = [[] for _ in errors]
@@ -113,7 +113,7 @@ def batch_risks(errors: Sequence[NDArray[np.floating]], *, alpha_risk: float = 2
 
 
 def paper_weights(risk: ArrayLike) -> FloatArray:
-    """(1 − risk_k) / |S_t| of eq. (1): they need not sum to 1 and may be negative."""
+    """Return (1 − risk_k) / |S_t| of eq. (1); these weights need not sum to 1 and may be negative."""
     values = np.asarray(risk, dtype=np.float64)
     return (1.0 - values) / len(values)
 
@@ -121,7 +121,7 @@ def paper_weights(risk: ArrayLike) -> FloatArray:
 def softmax_weights(
     risk: ArrayLike, *, temperature: float = 0.03, sizes: ArrayLike | None = None
 ) -> FloatArray:
-    """softmax(−risk_k / τ) · √n_k, normalised; without sizes every candidate counts alike."""
+    """Return softmax(−risk_k / τ) · √n_k, normalised; without sizes all candidates count alike."""
     values = np.asarray(risk, dtype=np.float64)
     shares = np.exp(-(values - values.min()) / temperature)
     if sizes is not None:

@@ -1,8 +1,8 @@
-"""The rounds of federated training: ask some silos, check, weigh, add up, step, evaluate, remember.
+"""The rounds of federated training: sample silos, check and weigh their updates, average, step, evaluate.
 
-A round reads from top to bottom in `Coordinator`: `_round` calls `_outcome` for the weighted mean of the
-silos' models, which comes from `_open`, where the coordinator sees every model, or from `_masked`, where it
-sees reports and one sum; then the server steps, and FedRisk's probe may refuse the step.
+`Coordinator._round` runs one round. It calls `_outcome` for the weighted mean of the silos' models, which is
+computed by `_open`, where the coordinator sees every model, or by `_masked`, where it sees reports and one
+sum. Then the server takes its step, which FedRisk's probe may refuse.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from isthmus.tables import Letor
 logger = logging.getLogger(__name__)
 
 FEW = 5
-"""Probe queries below which there is a warning."""
+"""Number of judged probe queries below which a warning is logged."""
 WAITED_FOR = 100
-"""Silos that a coordinator waits for, up to the deadline, where nobody said how many there are."""
+"""Number of silos to wait for, up to the deadline, if the configuration does not give one."""
 BEST = "restraint/best"
-"""In what the server remembers: the best model's errors on the probe."""
+"""Key of the best model's probe errors in the server's state."""
 SIMULATED = " (simulated: silos without identities)"
 _POLYAK = 3
-"""The averaging weight of round t is (p + 1)/(t + p): later rounds count more (Shamir & Zhang 2013)."""
+"""p in the averaging weight of round t, (p + 1)/(t + p): later rounds count more (Shamir & Zhang 2013)."""
 
 
 @dataclass(frozen=True)
@@ -55,36 +55,36 @@ class RoundRecord:
 
     round: int
     asked: tuple[str, ...] = ()
-    """The silos sampled; one that was sampled in two attempts is here twice."""
+    """The silos sampled; a silo sampled in two attempts appears twice."""
     rejected: Mapping[str, str] = field(default_factory=dict)
-    """Silos whose answers were not used, and why."""
+    """Reasons why answers were not used, by silo."""
     capped: Mapping[str, str] = field(default_factory=dict)
-    """Silos that claimed more examples than were counted."""
+    """Silos that claimed more examples than were counted, with both numbers."""
     weights: Mapping[str, float] = field(default_factory=dict)
     risks: Mapping[str, float] = field(default_factory=dict)
     refused: str = ""
-    """Why the probe refused the round, if it did."""
+    """Reason why the probe refused the round; empty if it did not."""
     loss: float | None = None
-    """Mean local loss."""
+    """Mean local loss of the usable answers."""
     norm: float | None = 0.0
-    """Of the global model; none if it is not finite."""
+    """Length ‖θ‖ of the global model; None if it is not finite."""
     cosine: float | None = 1.0
-    """Between the global model and the one before."""
+    """Cosine between the global model and the previous one."""
     measure: float | None = None
-    """nDCG@10(empty=skip) on validation, of the average over rounds where that is what will be released."""
+    """nDCG@10(empty=skip) on validation; of the average over rounds if that is the model to be released."""
     attempts: int = 1
     privacy: str = NO_GUARANTEE
-    """What an update's ε is, in words."""
+    """Statement of the ε of the updates so far, in words."""
     protection: str = ""
-    """Who may see what, in words."""
+    """Statement of who can see which data, in words."""
     seconds: float = 0.0
 
     def to_mapping(self) -> dict[str, Any]:
-        """The fields, ready for JSON."""
+        """Return the fields, ready for JSON."""
         return asdict(self)
 
     def measures(self) -> dict[str, float | None]:
-        """The numbers of the round by name, for trackers; those of silos by silo."""
+        """Return the round's measures by name, for trackers; weights and risks have a name for each silo."""
         by_silo = {"weight": self.weights, "risk": self.risks}
         return {
             f"validation/{WATCHED}": self.measure,
@@ -100,7 +100,7 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class State:
-    """Everything training needs to go on from where it is."""
+    """The state of training after a round, complete enough to resume from."""
 
     round: int
     parameters: Arrays
@@ -110,10 +110,10 @@ class State:
     best: Arrays = field(default_factory=dict)
     history: tuple[RoundRecord, ...] = ()
     stopped: str = ""
-    """Why training ended before its last round, if it did."""
+    """Reason why training ended before its last round; empty if it did not."""
 
     def released(self, release: str) -> Arrays:
-        """The model to save."""
+        """Return the model to save: the `last`, the `best` on validation, or the `polyak` average."""
         chosen = {"last": self.parameters, "best": self.best, "polyak": self.average}[release]
         return chosen or self.parameters
 
@@ -124,14 +124,14 @@ class State:
 
     @property
     def rounds_without_gain(self) -> int:
-        """Rounds since it was first reached."""
+        """Number of rounds since the best validation measure was first reached."""
         measures = [record.measure for record in self.history]
         return len(measures) - 1 - measures.index(self.best_measure) if self.best_measure >= 0 else 0
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Rows of the coordinator that no silo trains on, unscaled: for validation, and as the probe."""
+    """The coordinator's own rows, unscaled, on which no silo trains: for validation, and as the probe."""
 
     validation: Letor | None = None
     probe: Letor | None = None
@@ -145,7 +145,7 @@ class Outcome:
     weighed: Weighed = field(default_factory=Weighed)
     mean: Arrays = field(default_factory=dict)
     memory: Arrays = field(default_factory=dict)
-    """What the server remembers so far."""
+    """The server's state from round to round, such as accumulated risks."""
     sampled: tuple[str, ...] = ()
     attempts: int = 1
 
@@ -161,12 +161,12 @@ class Coordinator:
         self.probe: Judge | None = None
         self._probe_rows: Letor | None = None
         self.extras: dict[str, flower.ArrayRecord] = {}
-        """What every order to train brings beside the model."""
+        """Records that every order to train contains besides the model."""
         settings = {"seed": config.seed, "privacy": self._silo_noise()}
         self.relay = SecureSumRelay(grid, config.rounds, settings=settings) if config.secure else None
 
     def run(self, state: State | None, remember: Callable[[State], None]) -> State:
-        """Train from `state`, or from the beginning; `remember` is called after every round."""
+        """Train from `state`, or from the beginning if None; `remember` gets the state after every round."""
         state = self._prepared(state)
         rounds = self.config.rounds
         with Progress("training", rounds.count) as bar:
@@ -179,7 +179,7 @@ class Coordinator:
         return state
 
     def _prepared(self, state: State | None) -> State:
-        """Meet the silos, agree on a scaling, make the first model and those who judge models."""
+        """Register the silos, fit the scaling, make the first model and judges for validation and probe."""
         self.registration.gather(self.grid, self.config.dealing.silos or WAITED_FOR)
         if not self.registration.silos:
             raise RoundFailed(0, {}, self.config.rounds.minimum)
@@ -212,7 +212,7 @@ class Coordinator:
         return State(0, dict(parameters), scaling)
 
     def _round(self, state: State) -> State:
-        """One round: another model, and the record of how it came about."""
+        """Run one round. Returns the state with the next model and the round's record."""
         began, number, old = time.perf_counter(), state.round + 1, state.parameters
         try:
             outcome = self._outcome(state, number)
@@ -253,7 +253,7 @@ class Coordinator:
         return self._guarded(replace(state, strategy=memory), parameters, done)
 
     def _outcome(self, state: State, number: int) -> Outcome:
-        """The weighted mean of enough silos' models, from as many attempts as it takes."""
+        """Return the weighted mean of enough silos' models, or raise RoundFailed after all attempts."""
         rounds, rejected = self.config.rounds, dict[str, str]()
         orders, limits = self._orders(state, number), self._limits(state.parameters)
         aggregate = self._open if self.relay is None else self._masked
@@ -280,7 +280,7 @@ class Coordinator:
         orders: list[flower.Message],
         limits: ReplyLimits,
     ) -> Outcome:
-        """Every model is seen: those that pass the checks are judged on the probe, weighed, and averaged."""
+        """Aggregate visible models: check them, judge them on the probe, weigh and average them."""
         rounds, strategy, model = self.config.rounds, self.config.strategy, state.parameters
         replies = messages.ask(self.grid, orders, rounds=rounds, enough=rounds.minimum)
         shows = "its whole model, how many examples it trained on and its loss"
@@ -318,8 +318,8 @@ class Coordinator:
         orders: list[flower.Message],
         limits: ReplyLimits,
     ) -> Outcome:
-        """No model is seen: silos report on their own, are told their weights, and send weighted models under
-        masks that cancel in the sum. Of a failed attempt nothing has been opened."""
+        """Aggregate models that stay hidden: silos report their own errors, receive their weights, and send
+        weighted models under masks that cancel in the sum. A failed attempt has opened nothing."""
         assert self.relay is not None
         attempt, reports = self.relay.begin(number, silos, state.parameters), Checked([], {}, {})
         try:
@@ -345,7 +345,7 @@ class Coordinator:
     def _agreeing(
         self, number: int, model: Arrays, models: Mapping[str, Arrays], sizes: Sizes, memory: Arrays
     ) -> Weighed:
-        """The weights of silos whose steps agree with that of a silo that would hold the probe."""
+        """Weigh silos by how well their steps agree with the step of a model trained on the probe."""
         assert self._probe_rows is not None
         rng = self.streams("round", number, "probe")
         taught = dict(train_epochs(model, self._probe_rows, self.config.local, rng).parameters)
@@ -354,7 +354,7 @@ class Coordinator:
         return aggregation.weigh_by_agreement(agreement, sizes, self.config.strategy.risk, past=past)
 
     def _probe_errors(self, model: Arrays) -> NDArray[np.float64]:
-        """The errors of a model on every probe query, as the strategy counts them."""
+        """Return the errors of a model on every probe query, of the kind that the strategy uses."""
         assert self.probe is not None
         return self.probe.counted(model, self.config.strategy.risk.errors)
 
@@ -372,10 +372,10 @@ class Coordinator:
     def _own_candidates(
         self, number: int, model: Arrays, errors: Errors, sizes: Sizes
     ) -> tuple[dict[str, Arrays], Errors, Sizes]:
-        """The server's own models among the candidates, and errors and sizes with theirs.
+        """Return the server's own candidate models, and all candidates' errors and sizes.
 
-        The previous model stands among them where it has errors to be compared by, or is part of the formula;
-        under fedavg-probe a model that was trained on the probe does.
+        The previous model is a candidate if it has probe errors to compare, or is part of the strategy's
+        formula; under fedavg-probe, a model trained on the probe is one.
         """
         strategy, local = self.config.strategy, self.config.local
         if strategy.trains_on_probe and self._probe_rows is not None:
@@ -390,12 +390,12 @@ class Coordinator:
         return statement([*(past.asked for past in state.history), sampled], self.config.privacy)
 
     def _protection(self) -> str:
-        """What protects whom from whom; silos that believe the coordinator about who is who are none."""
+        """Describe who can see the silos' models; a secure sum without identities is marked as simulated."""
         simulated = self.relay is not None and not self.relay.identified
         return f"{self.config.protection}{SIMULATED if simulated else ''}"
 
     def _failed(self, state: State, failed: RoundFailed) -> State:
-        """The state after a round without enough usable answers."""
+        """Return the state after a round without enough usable answers, or raise `failed` if configured."""
         sampled = tuple(name for name in failed.silos if name != SUM)
         done = RoundRecord(
             failed.round,
@@ -414,7 +414,7 @@ class Coordinator:
         return replace(state, round=done.round, history=(*state.history, done))
 
     def _orders(self, state: State, number: int) -> Callable[[Mapping[int, str], int], list[flower.Message]]:
-        """The round's orders to train: for silos by node, in an attempt."""
+        """Return a function that builds the round's orders to train, for silos by node and an attempt."""
         strategy, model, settings = self.config.strategy, state.parameters, self._settings(state.scaling)
         packed, proximal = messages.pack(model), strategy.proximal_term
 
@@ -431,7 +431,7 @@ class Coordinator:
         return orders
 
     def _noised(self, answers: list[flower.Message], start: Arrays) -> list[flower.Message]:
-        """The answers, clipped, noised and of equal weight where that is the server's part."""
+        """If the server adds the noise, clip the answers' updates, noise them, and equalise their weights."""
         privacy = self.config.privacy
         if privacy is None or privacy.where != "server":
             return answers
@@ -442,7 +442,7 @@ class Coordinator:
         return noised
 
     def _sample(self, number: int, attempt: int) -> dict[int, str]:
-        """The silos of a round, by node: drawn among names, which stay when nodes change."""
+        """Sample the silos of a round, by node; drawn among names, which stay the same when nodes change."""
         present = self.registration.gather(self.grid, self.config.rounds.minimum)
         names = list(present)
         rng = self.streams("round", number, "sample", attempt)
@@ -451,7 +451,7 @@ class Coordinator:
         return {present[names[at]]: names[at] for at in sorted(chosen.tolist())}
 
     def _settings(self, scaling: Scaling) -> str:
-        """What every silo is told, as JSON."""
+        """Return the settings for every silo, as JSON."""
         settings = {
             "local": to_mapping(self.config.local),
             "seed": self.config.seed,
@@ -466,7 +466,7 @@ class Coordinator:
 
     @property
     def _report(self) -> str:
-        """What silos say of themselves beside, or under a secure sum before, their model."""
+        """Kind of report that silos send with their model or, under a secure sum, before it."""
         return self.config.strategy.report or ("probe" if PROBE in self.extras else "")
 
     def _silo_noise(self) -> dict[str, Any] | None:
@@ -496,7 +496,7 @@ class Coordinator:
         )
 
     def _guarded(self, state: State, parameters: Arrays, done: RoundRecord) -> State:
-        """The next state, unless the model is not finite any more."""
+        """Return the next state, or end training if the model is not finite any more."""
         if not all(np.isfinite(array).all() for array in parameters.values()):
             return self._diverged(state, done)
         share = (_POLYAK + 1) / (done.round + _POLYAK)
@@ -508,7 +508,7 @@ class Coordinator:
         )
 
     def _diverged(self, state: State, done: RoundRecord) -> State:
-        """Training ends with the model before, and says why."""
+        """Return the state with training ended at the previous model, and the reason."""
         grown = norm(state.parameters)
         reason = f"the parameters of round {done.round} are not finite (before it ‖θ‖ was {grown:.3g})"
         if growth := self.config.strategy.faults.get("A3"):
@@ -518,7 +518,7 @@ class Coordinator:
         return replace(state, round=done.round, history=(*state.history, record), stopped=reason)
 
     def _judged(self, state: State) -> State:
-        """The state with the round's validation measure, the best model so far, and whether to stop."""
+        """Return the state with validation measure and best model, and stopped if patience has run out."""
         if self.judge is None or state.stopped:
             return state
         polyak = self.config.rounds.release == "polyak"
@@ -533,18 +533,18 @@ class Coordinator:
 
 
 def _named(replies: Iterable[flower.Message], silos: Mapping[int, str]) -> dict[str, flower.Message]:
-    """The replies by silo."""
+    """Index the replies by silo name."""
     return {silos[reply.metadata.src_node_id]: reply for reply in replies}
 
 
 def _sizes(named: Mapping[str, flower.Message]) -> dict[str, Size]:
-    """What the silos say that they trained on, as it counts."""
+    """Return the counted examples and the steps of every silo."""
     numbers = messages.EXAMPLES, messages.STEPS
     return {name: Size(*(messages.metric(reply, key) for key in numbers)) for name, reply in named.items()}
 
 
 def _errors(named: Mapping[str, flower.Message]) -> Errors:
-    """The errors that silos report of themselves, where they do."""
+    """Return the errors that silos report about their own models, for silos with a report."""
     reports = {name: reply for name, reply in named.items() if messages.REPORT in reply.content}
     return {name: messages.arrays_of(reply, messages.REPORT)["errors"] for name, reply in reports.items()}
 

@@ -1,20 +1,21 @@
-"""Where the apps run: in this process, in Flower's Ray simulation, or on real nodes.
+"""Runtimes of the apps: this process, Flower's Ray simulation, or real nodes.
 
-One ServerApp and one ClientApp serve all three. `in_process` has a grid that calls the ClientApp, one BLAS
-thread each, and costs well under a millisecond per idle silo; `on_cores` is the same with the calls answered
-by forked processes, and the default. `ray` hands the same apps to Flower's simulation, for a cluster. On real
-nodes the silos fetch their messages (`remote`) and answer with the same ClientApp.
+One ServerApp and one ClientApp serve all three. `in_process` uses a grid that calls the ClientApp, with one
+BLAS thread each, and costs well under a millisecond per idle silo. `on_cores`, the default, is the same with
+the calls answered by forked processes. `ray` passes the same apps to Flower's simulation, for a cluster. On
+real nodes the silos fetch their messages (`RemoteGrid`) and answer with the same ClientApp (`SiloEnd`).
 
-Silos on other machines as a Flower grid: a message waits until its silo fetches it, and is answered once.
+Silos on other machines appear as a Flower grid: a message waits until its silo fetches it, and is answered
+once.
 
     grid = RemoteGrid(["north", "south"])                 # the coordinator's side
     order = grid.fetch("north")                            # bytes for the silo north, or none yet
     silo = SiloEnd(client, {"silo": "north", "data": …})   # its side: the app installed there
     grid.deliver("north", silo.answer(order))
 
-Nothing here knows how bytes travel or who has proved to be `north`: that is its carrier's part
-(`service.coordination`). What travels are messages; there is no way to send an app. A message that was lost
-on the way is handed out again, and a silo that has answered it repeats its answer.
+Transport, and the proof that a caller is `north`, are the carrier's part (`service.coordination`). Only
+messages travel; there is no way to send an app. A message that was lost on the way is handed out again, and a
+silo that has already answered it repeats its answer.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ _LOOK = 1.0  # seconds between two looks whether the parent still lives
 class LocalGrid(flower.NodeGrid):
     """Flower's grid over a ClientApp in this process.
 
-    Every node has a Context of its own and is given its place among the partitions, as Flower's simulation
-    does. Messages are handed over without being copied: apps treat what they receive as read-only.
+    Every node has its own Context with its partition number, as in Flower's simulation. Messages are passed
+    on without a copy: apps must treat them as read-only.
     """
 
     def __init__(self, app: App, nodes: int, *, workers: int | None = None) -> None:
@@ -65,22 +66,22 @@ class LocalGrid(flower.NodeGrid):
         self._numbers = itertools.count(1)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Every node, in the order of partitions."""
+        """Return every node, in the order of partitions."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[flower.Message]) -> Iterable[str]:
-        """Hand the messages to the pool."""
+        """Submit the messages to the thread pool and return their ids."""
         return [self._submit(message) for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[flower.Message]:
-        """The replies that are ready; each is given once."""
+        """Return the replies that are ready, each of them once."""
         ready = [known for known in message_ids if known in self._pending and self._pending[known].done()]
         return [self._pending.pop(known).result() for known in ready]
 
     def send_and_receive(
         self, messages: Iterable[flower.Message], *, timeout: float | None = None
     ) -> Iterable[flower.Message]:
-        """The replies that arrive in time; whoever has not begun by then need not begin."""
+        """Send messages and return the replies that arrive in time; work not begun by then is cancelled."""
         pushed = list(self.push_messages(messages))
         wait([self._pending[known] for known in pushed], timeout=timeout)
         replies = list(self.pull_messages(pushed))
@@ -90,7 +91,7 @@ class LocalGrid(flower.NodeGrid):
         return replies
 
     def close(self) -> None:
-        """Let the threads go; the result of a silo still at work is discarded."""
+        """Stop the threads; the result of a silo that is still at work is discarded."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, message: flower.Message) -> str:
@@ -104,7 +105,7 @@ class LocalGrid(flower.NodeGrid):
 def on_cores(
     server: flower.ServerApp, client: flower.ClientApp, silos: int, *, workers: int | None = None
 ) -> None:
-    """Run the apps here, silos in forked processes where there is more than one worker and forks are safe."""
+    """Run the apps here, with silos in forked processes if there are several workers and forking is safe."""
     count = min(workers or available_cores(), silos)
     if count < 2 or not can_fork():
         in_process(server, client, silos, workers=workers)
@@ -118,7 +119,7 @@ def on_cores(
 
 
 def in_process(server: flower.ServerApp, client: App, silos: int, *, workers: int | None = None) -> None:
-    """Run the apps here, with as many silos at work at once as there are workers."""
+    """Run the apps here, with at most `workers` silos at work at once."""
     grid = LocalGrid(client, silos, workers=workers)
     try:
         with one_blas_thread():
@@ -130,7 +131,7 @@ def in_process(server: flower.ServerApp, client: App, silos: int, *, workers: in
 def ray(
     server: flower.ServerApp, client: flower.ClientApp, silos: int, *, workers: int | None = None
 ) -> None:
-    """Run the apps in Flower's Ray simulation, one core a worker."""
+    """Run the apps in Flower's Ray simulation, one core per worker."""
     try:
         import ray as _  # noqa: F401
     except ImportError as error:
@@ -146,7 +147,7 @@ def run_in(
     *,
     workers: int | None = None,
 ) -> T:
-    """What `main` makes of a grid of silos that answer with the ClientApp."""
+    """Run `main` on a grid of silos that answer with the ClientApp, and return its result."""
     server, results = flower.ServerApp(), list[T]()
 
     @server.main()
@@ -163,7 +164,7 @@ RUNTIMES = MappingProxyType({"in-process": on_cores, "ray": ray})
 
 
 def available_cores() -> int:
-    """The cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -173,20 +174,19 @@ def _context(partition: int, partitions: int) -> flower.Context:
 
 
 class Worker(NamedTuple):
-    """A forked process and the line to it."""
+    """A forked process and the connection to it."""
 
     process: Any
     line: Connection
 
 
 class WorkerPool:
-    """An app whose calls are answered by forked processes: as many at once as there are workers.
+    """An app with calls answered by forked processes, as many at once as there are workers.
 
     Threads cannot train at the same time: a mini-batch is some twenty short NumPy calls, and between any two
-    of them a thread needs Python's lock. A worker serves any silo: what a silo keeps from message to message
-    travels with the message, and its rows lie in memory that all of them share (`silo_data.Tables`). Where a
-    process ends before its time the silo it served has failed, and its place is taken by the thread that
-    calls.
+    of them a thread needs Python's lock. A worker serves any silo: a silo's state travels with the message,
+    and its rows are in memory that all workers share (`silo_data.Tables`). If a process ends prematurely, the
+    silo that it served has failed, and the calling thread takes its place.
     """
 
     def __init__(self, app: App, workers: int) -> None:
@@ -197,7 +197,7 @@ class WorkerPool:
             self._idle.put(worker)
 
     def __call__(self, message: flower.Message, context: flower.Context) -> flower.Message:
-        """The app's reply; the context's state is then what the app left behind."""
+        """Return the app's reply; the context then has the state that the app left."""
         worker = self._idle.get()
         try:
             if worker is None:
@@ -211,7 +211,7 @@ class WorkerPool:
             self._idle.put(worker)
 
     def close(self) -> None:
-        """End the processes; what one is still at work on is discarded."""
+        """End the processes; unfinished work is discarded."""
         for worker in self._workers:
             worker.process.terminate()
         for worker in self._workers:
@@ -219,13 +219,13 @@ class WorkerPool:
 
 
 def can_fork() -> bool:
-    """Whether processes can be forked safely: elsewhere the system's own libraries forbid it, and Python
+    """Whether processes can be forked safely: outside Linux the system's own libraries forbid it, and Python
     lets no daemon have children."""
     return sys.platform == "linux" and not current_process().daemon
 
 
 def answered(app: App, message: flower.Message, context: flower.Context) -> flower.Message:
-    """The app's reply; whatever it raises is that silo's failure, not the round's."""
+    """Return the app's reply, or an error if the app raises: the silo has then failed, not the round."""
     try:
         return app(message, context)
     except Exception as error:
@@ -251,7 +251,7 @@ def _forked(app: App) -> Worker:
 
 
 def _serve(app: App, line: Connection, parent: int) -> None:
-    """Answer until the parent has gone."""
+    """Answer messages until the parent process has ended."""
     gc.freeze()  # looking for garbage among what the parent left would copy all of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to deal with
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -263,7 +263,7 @@ def _serve(app: App, line: Connection, parent: int) -> None:
 
 
 def _send(line: Connection, message: flower.Message, context: flower.Context) -> None:
-    """Both or none: half of it would be taken for the beginning of the next."""
+    """Encode both parts before sending: half a pair would be read as the beginning of the next."""
     parts = encode(message), flower.context_to_proto(context).SerializeToString()
     for part in parts:
         line.send_bytes(part)
@@ -278,13 +278,13 @@ def _receive(line: Connection) -> tuple[flower.Message, flower.Context]:
 
 
 PATIENCE = 15.0
-"""Seconds without a word after which a silo counts as gone."""
+"""Seconds without contact after which a silo counts as gone."""
 REPEAT = 5.0
-"""Seconds without a word about a message after which it is handed out again."""
+"""Seconds without contact about a message after which it is handed out again."""
 DELIVERIES = 3
-"""Times that a message is handed out before its silo counts as failed."""
+"""Number of times that a message is handed out before its silo counts as failed."""
 REMEMBERED = 4
-"""Runs whose state, and messages whose answers, a silo remembers."""
+"""Number of runs with stored state, and of messages with stored answers, per silo."""
 _FAILED, _GONE = 2, 3
 
 K = TypeVar("K")
@@ -292,27 +292,27 @@ V = TypeVar("V")
 
 
 def check_claim(grid: flower.Grid, node: int, name: str) -> None:
-    """Raise if a node calls itself other than its certificate does; only a RemoteGrid knows certificates."""
+    """Raise FederationError if a node's name is not its certificate's; only a RemoteGrid has these."""
     if isinstance(grid, RemoteGrid) and grid.name(node) != name:
         raise FederationError(f"the silo {grid.name(node)} calls itself {name!r}")
 
 
 @dataclass
 class _Order:
-    """A message to a silo, and how far it has come."""
+    """A message to a silo, and the progress of its delivery."""
 
     message: flower.Message
     data: bytes
     pushed: float
     touched: float = -REPEAT
-    """When the silo last had anything to do with it."""
+    """Time of the silo's last contact about this message."""
     deliveries: int = 0
     reply: flower.Message | None = None
 
 
 @dataclass
 class _Silo:
-    """What is known of a silo: when it was last heard of, and the orders it has not answered."""
+    """A silo as the grid sees it: the time of its last contact, and its orders."""
 
     node: int
     last_contact: float = -PATIENCE
@@ -322,8 +322,9 @@ class _Silo:
 class RemoteGrid(flower.NodeGrid):
     """Flower's grid over silos that fetch their messages.
 
-    A silo's node number follows from the names, so it stays when the silo or the coordinator starts again.
-    A later message to a silo takes the place of one that it has not answered: nobody waits for that any more.
+    A silo's node number follows from the names, so it survives a restart of the silo or the coordinator. A
+    later message to a silo replaces one that it has not answered, because nobody waits for that answer any
+    more.
     """
 
     def __init__(self, silos: Sequence[str], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -335,11 +336,11 @@ class RemoteGrid(flower.NodeGrid):
         self._changed = threading.Condition()
 
     def name(self, node: int) -> str:
-        """The silo with this number."""
+        """Return the name of the silo with this node number."""
         return self._names[node]
 
     def fetch(self, name: str, *, busy: str = "") -> bytes | None:
-        """The next message for a silo that is free; `busy` is the number of the one it is working on."""
+        """Return the next message for a free silo; `busy` is the number of the one it is working on."""
         now = self._clock()
         with self._changed:
             silo = self._silos[name]
@@ -358,7 +359,7 @@ class RemoteGrid(flower.NodeGrid):
         return None
 
     def deliver(self, name: str, data: bytes) -> bool:
-        """Take a silo's reply; False for one that nobody waits for. The sender is who brought it."""
+        """Accept a reply from the silo `name`, whatever sender it states; False if nobody waits for it."""
         reply = decode(data)
         number = reply.metadata.reply_to_message_id
         with self._changed:
@@ -373,13 +374,13 @@ class RemoteGrid(flower.NodeGrid):
         return True
 
     def get_node_ids(self) -> Iterable[int]:
-        """The silos heard of lately."""
+        """Return the silos with recent contact."""
         now = self._clock()
         with self._changed:
             return [silo.node for silo in self._silos.values() if now - silo.last_contact < PATIENCE]
 
     def push_messages(self, messages: Iterable[flower.Message]) -> Iterable[str]:
-        """Lay messages out for their silos."""
+        """Make messages available to their silos and return their ids."""
         batch = list(messages)
         with self._changed:
             for node in {message.metadata.dst_node_id for message in batch}:
@@ -387,7 +388,7 @@ class RemoteGrid(flower.NodeGrid):
             return [self._submit(message) for message in batch]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[flower.Message]:
-        """The replies that are there, and an error for every silo that is gone; each is returned once."""
+        """Return the replies that have arrived, and an error for every silo that is gone, each once."""
         wanted = set(message_ids)
         with self._changed:
             self._expire()
@@ -403,7 +404,7 @@ class RemoteGrid(flower.NodeGrid):
     def send_and_receive(
         self, messages: Iterable[flower.Message], *, timeout: float | None = None
     ) -> Iterable[flower.Message]:
-        """The replies that arrive in time; what is unanswered by then is withdrawn."""
+        """Send messages and return the replies that arrive in time; unanswered messages are withdrawn."""
         waiting = set(self.push_messages(messages))
         until = None if timeout is None else self._clock() + timeout
         replies: list[flower.Message] = []
@@ -428,7 +429,7 @@ class RemoteGrid(flower.NodeGrid):
         return known
 
     def _withdraw(self, silo: _Silo) -> None:
-        """Forget what the silo has not answered, and all but the latest of its answers that nobody pulled."""
+        """Forget a silo's unanswered messages, and all but the latest of its answers not yet pulled."""
         answered = [(key, order) for key, order in silo.orders.items() if order.reply is not None]
         silo.orders = dict(answered[-REMEMBERED:])
 
@@ -444,9 +445,9 @@ class RemoteGrid(flower.NodeGrid):
 
 
 class SiloEnd:
-    """A silo's side: every message is answered by one app, the one given here, and answered once.
+    """A silo's side of a RemoteGrid: every message is answered once, by the one app given here.
 
-    What an error says of the silo's own files stays in its log (`report`); peers learn its kind.
+    Errors that may describe the silo's own files stay in its log (`report`); peers see only their type.
     """
 
     def __init__(
@@ -458,7 +459,7 @@ class SiloEnd:
         self._answers: OrderedDict[str, bytes] = OrderedDict()
 
     def answer(self, data: bytes) -> bytes:
-        """The reply to a message; to a message that was answered before, the same reply."""
+        """Return the reply to a message; for a message that was answered before, the same reply."""
         message = decode(data)
         number = message.metadata.message_id
         if number not in self._answers:
@@ -481,7 +482,7 @@ class SiloEnd:
 
 
 def number_of(data: bytes) -> str:
-    """The number of the message that bytes are, or a ProtocolError."""
+    """Return the number of an encoded message; ProtocolError if it cannot be parsed."""
     return str(decode(data).metadata.message_id)
 
 

@@ -1,4 +1,4 @@
-"""What a training run is told: one frozen `Config`, which a TOML file or the command line fills."""
+"""Settings of a training run: one frozen `Config`, from a TOML file or the command line."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from isthmus.partition import Dealing
 from isthmus.rankers import LocalTraining, Scoring
 
 MODEL = "model"
-"""The ranker's file in a run's folder."""
+"""File name of the ranker in a run's folder."""
 PER_ROUND = 10
-"""Silos asked in a round unless a number is given."""
+"""Number of silos asked in a round unless configured."""
 MOMENTUM, FEW_QUERIES, MANY_QUERIES = 0.9, 40, 150
-"""The server's momentum unless a number is given, and the training queries up to which fedrisk has none, and
+"""The server's momentum unless configured; the number of training queries up to which fedrisk has none, and
 from which it has all of it."""
 
 
 @dataclass(frozen=True)
 class FedRisk:
-    """FedRisk: silos' models are weighed by their risk on common queries. These are its settings.
+    """Settings of FedRisk, which weighs silos' models by their risk on common queries.
 
     >>> FedRisk(alpha_risk=3.0).columns
     'probe'
 
-    `columns` is what candidates are compared on: the coordinator's `probe` queries, or `quantile` summaries
-    or training `batch` errors that silos report about themselves, which a liar can exploit. On the probe a
-    query's error is the share of its `pairs` in the wrong order, or 1 − `ndcg` at 10. Of the formulae
-    `agreement` compares steps instead of errors: how far a silo's goes the way of one on the probe. `mean` is
-    the control without GeoRisk, `flip` the printed one with its subtraction reversed, and `none` takes all
-    risks for 0. Unless given it is `agreement` where the coordinator sees models, else `georisk`.
+    `columns` says on which items candidates are compared: the coordinator's `probe` queries, or `quantile`
+    summaries or training `batch` errors that silos report about themselves, which a dishonest silo can
+    exploit. On the probe a query's error is the share of its `pairs` in the wrong order, or 1 − `ndcg` at 10.
+    Of the formulae, `agreement` compares steps instead of errors: how far a silo's step goes in the direction
+    of a step on the probe. `mean` is the control without GeoRisk, `flip` the printed formula with its
+    subtraction reversed, and `none` sets all risks to 0. The default is `agreement` if the coordinator sees
+    models, else `georisk`.
     """
 
     mode: Literal["sound", "paper"] = "sound"
@@ -42,21 +43,20 @@ class FedRisk:
     formula: Literal["agreement", "georisk", "mean", "flip", "none"] | None = None
     alpha_risk: float = 2.0
     temperature: float | None = None
-    """τ of the softmax; unless given, two standard errors of a mean error over the probe's queries."""
+    """τ of the softmax; by default two standard errors of a mean error over the probe's queries."""
     past: float = 3.0
-    """A silo's risks of earlier rounds add to that of a round, up to so many times their mean; 0: they do
-    not."""
+    """h: a silo's risks of earlier rounds are added to its risk, up to h times their mean; 0 adds none."""
     by_size: bool = True
     """Multiply the sound weights by √n."""
     memory: bool = True
-    """Let the previous global model stand among the candidates with its own probe risk, and the probe refuse
-    a round that makes the model clearly worse."""
+    """Include the previous global model in the candidates with its own probe risk, and let the probe refuse a
+    round that makes the model clearly worse."""
     cap_reports: bool = True
-    """Under a secure sum a silo's own report may cost it weight but earn it no more than the median one."""
+    """Under a secure sum, let a silo's own report lower its weight, but not raise it above the median one."""
     alpha_mix: float = 1.0
     beta_mix: float = 1.0
     renormalise: bool = False
-    """Paper mode: bring ‖θ‖ back to its first length every round (an ablation)."""
+    """Paper mode: scale the mean to the length ‖θ‖ of the first model in every round (an ablation)."""
 
     def __post_init__(self) -> None:
         if (self.mode == "paper") != (self.columns == "batch"):
@@ -71,21 +71,21 @@ class FedRisk:
 
     @classmethod
     def paper(cls, alpha_mix: float = 1.0, beta_mix: float = 1.0, **more: Any) -> FedRisk:
-        """Eqs. (1)-(5) and Algorithms 3-4 of Rabbi et al. as printed."""
+        """Return the settings for Eqs. (1)-(5) and Algorithms 3-4 of Rabbi et al. as printed."""
         return cls(mode="paper", columns="batch", alpha_mix=alpha_mix, beta_mix=beta_mix, **more)
 
     @property
     def agrees(self) -> bool:
-        """Whether silos are weighed by the directions of their steps, where these are seen."""
+        """Whether silos are weighed by the directions of their steps, if the coordinator sees these."""
         return self.columns == "probe" and self.formula in (None, "agreement")
 
     @property
     def remembers(self) -> bool:
-        """Whether models before a round are compared with those after it: the probe can, silos cannot."""
+        """Whether models before and after a round are compared, which the probe can do but silos cannot."""
         return self.memory and self.columns == "probe"
 
     def faults(self) -> dict[str, str]:
-        """The known faults that these settings have, by number."""
+        """Return the known faults of these settings, by number."""
         if self.mode == "sound":
             return {}
         faults = {"A2": "the weights of eq. (1) do not sum to 1 and may be negative"}
@@ -103,21 +103,21 @@ class FedRisk:
 
 
 Mean = Literal["fedavg", "fedavgm", "fedprox", "fedopt", "fedadam", "fedyogi", "fedadagrad"]
-"""Strategies whose aggregate is the mean by examples; some step from it."""
+"""Strategies that aggregate by the mean weighted by examples; some take a server step from it."""
 Name = Mean | Literal["fedmedian", "fedtrimmedavg", "scaffold", "fednova", "fedavg-probe", "fedrisk"]
 Server = Literal["average", "momentum", "adam", "yogi", "adagrad", "convex", "halving"]
 _MEANS = get_args(Mean)
 _OWN_STEP = (*_MEANS[1:], "fedmedian", "fedtrimmedavg")
 _SUMMED = (*_MEANS, "fedavg-probe", "fedrisk")
 LEAST = 3
-"""Silos in a secure sum: of two, each could take its own model off the next global one."""
+"""Least number of silos in a secure sum: of two, each could subtract its own model from the next one."""
 _WHOLE = {
     "fedmedian": "a median over silos is not a sum",
     "fedtrimmedavg": "trimming looks at every silo's value",
     "scaffold": "the server works every silo's control variate out from its model",
     "fednova": "its weights depend on steps that only the silo can vouch for",
 }
-"""Why a strategy cannot do with a sum."""
+"""Reasons why strategies cannot work from a sum."""
 _RATED = ("fedavgm", "fedopt", "fedadam", "fedyogi", "fedadagrad")
 
 
@@ -127,14 +127,14 @@ class StrategyOptions:
 
     `server` is one of: `average`, θ~ itself; Flower's `momentum`, `adam`, `yogi`, `adagrad` on θ~ − θ;
     `convex`, (1 − m) θ~ + m θ with m = `momentum`; `halving`, θ + 2^−t (θ~ − θ), an ablation. `rate` is the
-    server's learning rate where it has one (Flower's default unless given).
+    server's learning rate if it has one (by default Flower's).
     """
 
     name: Name = "fedrisk"
     server: Server | None = None
-    """None: momentum for the sound fedrisk, average for the others."""
+    """By default momentum for the sound fedrisk, average for the others."""
     momentum: float | None = None
-    """Of the server's momentum or convex step. None: 0.9, but see `for_queries`."""
+    """m of the server's momentum or convex step; by default 0.9, but see `for_queries`."""
     rate: float | None = None
     proximal: float = 0.1
     trim: float = 0.2
@@ -150,19 +150,19 @@ class StrategyOptions:
 
     @property
     def sound_risk(self) -> bool:
-        """Whether this is fedrisk and not as printed."""
+        """Whether this is fedrisk in sound mode, not as printed."""
         return self.name == "fedrisk" and self.risk.mode == "sound"
 
     @property
     def step(self) -> Server:
-        """What the server does with the aggregate."""
+        """The server's step from the aggregate, with the default filled in."""
         return self.server or ("momentum" if self.sound_risk else "average")
 
     def for_queries(self, count: int) -> StrategyOptions:
-        """The strategy with the server momentum that follows from so many training queries, unless given.
+        """Return the strategy with the server momentum for `count` training queries, unless it is configured.
 
-        Momentum m adds up to 1/(1 − m) steps, which overfits few queries: the sound fedrisk has 0 up to
-        `FEW_QUERIES`, `MOMENTUM` from `MANY_QUERIES` on, and in between in proportion.
+        Momentum m adds up to 1/(1 − m) steps, which overfits few queries. The sound fedrisk has 0 up to
+        `FEW_QUERIES`, `MOMENTUM` from `MANY_QUERIES` on, and a proportional value in between.
         """
         if self.momentum is not None or not self.sound_risk or self.step != "momentum":
             return self
@@ -171,18 +171,18 @@ class StrategyOptions:
 
     @property
     def share(self) -> float:
-        """The previous step's share in the next one (momentum), or the previous model's (convex)."""
+        """Share of the previous step in the next one (momentum), or of the previous model (convex)."""
         return MOMENTUM if self.momentum is None else self.momentum
 
     @property
     def optimiser(self) -> str:
-        """The server's optimiser: `average`, or one of Flower's, by the step it takes."""
+        """The server's optimiser: `average`, or the Flower optimiser of the strategy or the server step."""
         own = {"fedavgm": "momentum", "fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
         return own.get(self.name, self.step)
 
     @property
     def optimiser_options(self) -> dict[str, float]:
-        """What Flower's optimiser is told, in its words; its defaults stand unless given."""
+        """Options for Flower's optimiser, by Flower's names; its defaults apply otherwise."""
         momentum = self.optimiser == "momentum"
         rate = {} if self.rate is None else {"server_learning_rate" if momentum else "eta": self.rate}
         return {"server_momentum": self.share, **rate} if momentum else rate
@@ -209,7 +209,7 @@ class StrategyOptions:
 
     @property
     def centre_options(self) -> dict[str, float]:
-        """What Flower's mean is told, in its words."""
+        """Options for Flower's mean, by Flower's names."""
         return {"beta": self.trim} if self.name == "fedtrimmedavg" else {}
 
     @property
@@ -224,7 +224,7 @@ class StrategyOptions:
 
     @property
     def faults(self) -> dict[str, str]:
-        """The known faults of the strategy as it is set, by number."""
+        """The known faults of the strategy with these settings, by number."""
         return self.risk.faults() if self.name == "fedrisk" else {}
 
     @property
@@ -234,13 +234,13 @@ class StrategyOptions:
 
     @property
     def report(self) -> str:
-        """What silos must report beside their model: nothing, "quantile" or "batch"."""
+        """Kind of report that silos must send beside their model: none, "quantile" or "batch"."""
         return self.risk.columns if self.name == "fedrisk" and self.risk.columns != "probe" else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Local(LocalTraining):
-    """How a silo trains in a round. These defaults were chosen, with the server's, on validation queries."""
+    """Local training in a round. These defaults were chosen, with the server's, on validation queries."""
 
     learning_rate: float = 3e-3
     weight_decay: float = 1.0
@@ -253,15 +253,16 @@ class Model:
     hidden: tuple[int, ...] = (32,)
     scaling: str = "log-zscore"
     scoring: Scoring = "expected"
-    """How a graded classifier's outputs become a score; `argmax` is the paper's."""
+    """Rule that turns a graded classifier's outputs into a score; `argmax` is the paper's."""
 
 
 @dataclass(frozen=True)
 class PrivateUpdates:
-    """Every update clipped to length `clip`, with Gaussian noise of `multiplier` × `clip`.
+    """Differentially private updates, clipped to length `clip`, with Gaussian noise of `multiplier` × `clip`.
 
-    The noise is added by every `silo` to its own update, which protects it from the coordinator too, or by
-    the `server` to the sum, which does not but needs √n times less of it.
+    With `silo`, every silo adds the noise to its own update, which protects it from the coordinator too. With
+    `server`, the server adds it to the sum, which does not protect from the coordinator but needs √n times
+    less noise.
     """
 
     clip: float = 1.0
@@ -276,15 +277,16 @@ class PrivateUpdates:
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """What a silo insists on, whatever a coordinator proposes: updates no longer than `clip`, with noise of
-    at least `multiplier` × their clip, added by the silo itself, and an ε that is stated at no larger δ."""
+    """A silo's minimum protection, whatever a coordinator proposes: updates no longer than `clip`, with noise
+    of at least `multiplier` × their clip, added by the silo itself, and an ε stated at a δ no larger than
+    `delta`."""
 
     clip: float
     multiplier: float
     delta: float = 1e-5
 
     def tightened(self, proposed: PrivateUpdates | None) -> PrivateUpdates:
-        """The proposal where it asks for more, the floor where it asks for less."""
+        """Return the stricter of proposal and floor, value by value."""
         if proposed is None:
             return PrivateUpdates(self.clip, self.multiplier, delta=self.delta)
         return PrivateUpdates(
@@ -296,29 +298,29 @@ class NoiseFloor:
 
 @dataclass(frozen=True)
 class Rounds:
-    """How long to train, with whom, and what to put up with."""
+    """Number of rounds, participation of silos, and handling of failures."""
 
     count: int = 100
     silos: int | None = None
-    """Silos asked in a round; unless given `PER_ROUND`, or all where there are fewer."""
+    """Number of silos asked in a round; by default `PER_ROUND`, or all if there are fewer."""
     minimum: int = 1
-    """Usable answers a round needs."""
+    """Number of usable answers that a round needs."""
     attempts: int = 3
-    """How often a round with fewer is tried again, with other silos, before it has failed."""
+    """Number of attempts at a round, each with a new sample of silos, before it has failed."""
     failed: Literal["stop", "skip"] = "stop"
-    """What a failed round does: end training, which can be resumed, or leave the model as it was."""
+    """Effect of a failed round: `stop` ends training (resumable), `skip` keeps the previous model."""
     deadline: float = 600.0
-    """Seconds a silo has to answer."""
+    """Seconds that a silo has to answer."""
     grace: float | None = None
-    """Seconds the others have once the fewest that will do have answered; none: up to the deadline."""
+    """Seconds left to other silos once the fewest needed have answered; None waits until the deadline."""
     norm_limit: float = 10.0
-    """An update longer than this many times max(1, ‖θ‖, the others' lower quartile) is refused."""
+    """Longest accepted update, as a multiple of max(1, ‖θ‖, the others' lower quartile, the silos' noise)."""
     count_limit: float = 10.0
-    """Example counts above this many times what two thirds of the silos stay below are cut to it."""
+    """Most examples counted for a silo, as a multiple of what two thirds of silos do not exceed."""
     patience: int | None = None
-    """Stop after this many rounds without a better validation measure."""
+    """Number of rounds without a better validation measure after which training stops."""
     release: Literal["last", "best", "polyak"] = "polyak"
-    """Which model is saved: of the last round, of the best on validation, or an average over rounds."""
+    """Model to save: of the last round, of the best on validation, or an average over rounds."""
 
     def __post_init__(self) -> None:
         for key in ("count", "silos", "minimum", "attempts", "deadline"):
@@ -332,12 +334,12 @@ class Rounds:
 _SKIPPING = ("nDCG@1", "nDCG@5", "nDCG@10", "MRR@10")
 MEASURES = ("nDCG@10", *(f"{name}(empty=skip)" for name in _SKIPPING))
 WATCHED = "nDCG@10(empty=skip)"
-"""What validation measures after every round; queries without a relevant document do not count."""
+"""Measure on validation after every round; queries without a relevant document do not count."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """A training run: data, silos, rounds, strategy, local training, model, protection, as in a TOML file."""
+    """Configuration of a training run: data, silos, rounds, strategy, local training, model, protection."""
 
     retired: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
@@ -345,7 +347,7 @@ class Config:
             "engine": "it is called runtime now",
         }
     )
-    """Keys of the previous release, empty in its run folders, and the cure for a filled one."""
+    """Keys of the previous release, empty in its run folders, with the advice for a file that sets one."""
     data: str = "synthetic"
     seed: int = 0
     fold: int = 0
@@ -355,15 +357,14 @@ class Config:
     local: LocalTraining = field(default_factory=Local)
     model: Model = field(default_factory=Model)
     probe: int | Literal["validation"] | Path | None = "validation"
-    """Judged queries of the coordinator: its validation queries, so many of the training queries, or a file,
-    or none."""
+    """Judged queries of the coordinator: its validation queries, so many training queries, a file or none."""
     privacy: PrivateUpdates | None = None
     secure: bool = False
-    """Let the coordinator see the weighted sum of the silos' models only."""
+    """Let the coordinator see only the weighted sum of the silos' models."""
     judge: Literal["server", "silos"] | None = None
-    """Who scores models on the probe: the server, which must see them, or under `secure` the silos."""
+    """Party that scores models on the probe: the server, which must see them, or the silos under `secure`."""
     ledgers: Path | None = None
-    """Where simulated silos keep ledgers of what leaves them, as real ones do; by default nowhere."""
+    """Folder in which simulated silos keep ledgers of their releases, as real ones do; by default none."""
     runtime: Literal["in-process", "ray"] = "in-process"
     workers: int | None = None
     measures: tuple[str, ...] = MEASURES
@@ -391,7 +392,7 @@ class Config:
 
     @property
     def protection(self) -> str:
-        """What protects whom from whom, in words for every record."""
+        """Statement of who can see the silos' models, for every record."""
         risky, probed = self.strategy.name == "fedrisk", self.strategy.risk.columns == "probe"
         if self.secure and risky:
             caveat = "silos score their models themselves, so a liar is possible"

@@ -1,4 +1,4 @@
-"""Where a silo's rows are found: in memory, in files that workers share, or in the silo's own folder."""
+"""Access to a silo's rows: in memory, in files that workers share, or in the silo's own folder."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _RAW, _BEING_WRITTEN, _SCALED = range(3)
 
 
 class SiloData(Protocol):
-    """Where silos' tables are found."""
+    """Access to the tables of silos."""
 
     def name(self, context: Context) -> str:
         """The name of the silo that this context belongs to."""
 
     def table(self, context: Context) -> Letor:
-        """Its rows, as they are."""
+        """The silo's rows as they are stored."""
 
     def scaled(self, context: Context, scaling: Scaling) -> Letor:
         """The silo's rows under a scaling."""
@@ -38,7 +38,7 @@ class Tables:
     """Simulated silos in memory, by partition.
 
     Features that will be scaled are copied into memory that forked workers share, and are scaled there, in
-    place: whichever worker a silo is first served by does it for all of them.
+    place: the worker that first serves a silo does it for all workers.
     """
 
     def __init__(self, tables: Sequence[Letor], *, scaling: str = "") -> None:
@@ -54,7 +54,7 @@ class Tables:
         return silo_name(context)
 
     def table(self, context: Context) -> Letor:
-        """The rows of the partition, as they are by now."""
+        """The rows of the partition in their current state: raw, or scaled after a call of `scaled`."""
         return self._tables[_place(context)]
 
     def scaled(self, context: Context, scaling: Scaling) -> Letor:
@@ -77,14 +77,14 @@ class Tables:
 
 
 class Files:
-    """Simulated silos in a folder of columns, by partition: what workers in other processes share."""
+    """Simulated silos in a folder of columns, by partition, shared by workers in other processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @classmethod
     def write(cls, tables: Sequence[Letor], folder: Path) -> Files:
-        """Lay the tables down in the folder."""
+        """Write the tables into the folder."""
         for at, table in enumerate(tables):
             columns = {
                 "features": Column.of(table.features),
@@ -95,11 +95,11 @@ class Files:
         return cls(folder)
 
     def name(self, context: Context) -> str:
-        """The silo's name, which the simulation gives it."""
+        """The name of the simulated silo."""
         return silo_name(context)
 
     def table(self, context: Context) -> Letor:
-        """The rows of the partition, mapped."""
+        """The rows of the partition, memory-mapped."""
         return _mapped(self._folder / str(_place(context)))
 
     def scaled(self, context: Context, scaling: Scaling) -> Letor:
@@ -123,7 +123,7 @@ def _mapped(path: Path) -> Letor:
 
 
 def _shared(array: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A copy in memory that forked processes share."""
+    """Copy an array into memory that forked processes share."""
     copy = np.frombuffer(mmap(-1, max(1, array.nbytes)), array.dtype, array.size).reshape(array.shape)
     copy[:] = array
     return copy

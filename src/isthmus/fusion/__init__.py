@@ -1,4 +1,4 @@
-"""One run from many: normalisers, fusers, learned fusion, and what to do with the probabilities."""
+"""Fusion of several runs into one: normalisers, formulae, and methods that learn from judgements."""
 
 from isthmus.facade import contents
 

@@ -1,7 +1,7 @@
-"""`auto`: every way of fusing side by side in one cross-validation over queries, and the one to take.
+"""`auto`: compares the ways of fusing in one cross-validation over queries and chooses one.
 
-Judged queries are fused by what was chosen and fitted without them: for each fold the whole choice is made
-again on the others.
+Judged queries are fused by a method that was chosen and fitted without them: for each fold the whole choice
+is repeated on the other folds.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from isthmus.report import progress
 from isthmus.tables import Qrels, Run
 
 CLEARLY = 1.5
-"""Standard errors of the mean difference over queries by which another method must be better."""
+"""Standard errors of the mean difference over queries by which another method must be better to be chosen."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A method in the cross-validation: its mean over so many queries, and how it compares with the first."""
+    """Result of a method in the cross-validation: its mean over `queries` queries, and its difference to the
+    first method."""
 
     method: str
     mean: float
@@ -33,28 +34,28 @@ class Trial:
     error: float
     """The standard error of the difference."""
     worse: int
-    """Queries on which it is worse than the first."""
+    """Number of queries on which it is worse than the first method."""
     queries: int
     values: FloatArray = field(default_factory=lambda: np.empty(0), repr=False, compare=False)
     """The measure of every query, NaN where it does not count; not saved."""
 
     def record(self) -> dict[str, Any]:
-        """For JSON: all but the values."""
+        """Return all fields except the values, for JSON."""
         return {name: value for name, value in vars(self).items() if name != "values"}
 
     @property
     def is_clear(self) -> bool:
-        """Whether it is better than the first by more than chance would explain."""
+        """Whether it is better than the first method by more than `CLEARLY` standard errors."""
         return self.difference > CLEARLY * self.error
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Auto(Fuser):
-    """The method that does best on queries held out, a convex sum unless another is clearly better.
+    """Fuses by the method that does best on held-out queries, a convex sum unless another is clearly better.
 
-    The convex sum's weights are drawn to equal ones, so it is a plain sum where judgements are few. Beside it
-    stand CombSUM, RRF, log-odds, stacked and the best run alone. `trials_` has how each did, `chosen_` is
-    the fitted winner, whose scores are calibrated for the top of lists.
+    The convex sum's weights are shrunk to equal ones, so it is a plain sum if judgements are few. It is
+    compared with CombSUM, RRF, log-odds, stacked and the best single run. `trials_` has the result of each
+    method; `chosen_` is the fitted winner, whose scores are calibrated for the top of lists.
     """
 
     method = "auto"
@@ -66,11 +67,11 @@ class Auto(Fuser):
 
     @property
     def label(self) -> str:
-        """The chosen method's name, once there is one."""
+        """The chosen method's name; `auto` before fitting."""
         return self.chosen_.label if hasattr(self, "chosen_") else self.method
 
     def candidates(self) -> list[Fuser]:
-        """All that stand, the first being taken unless another is clearly better."""
+        """Return the methods to compare; the first is taken unless another is clearly better."""
         shared: dict[str, Any] = {"judging": self.judging, "folds": self.folds, "final": self.final}
         evidence: dict[str, Any] = {**shared, "calibrator": self.calibrator, "missing": self.missing}
         weighted: dict[str, Any] = {**shared, "measure": self.measure}
@@ -84,13 +85,14 @@ class Auto(Fuser):
         ]
 
     def fit_fuse(self, runs: Sequence[Run], qrels: Qrels, *, name: str = "") -> Run:
-        """Choose, learn, and fuse the same runs; the winner has the threshold curve too."""
+        """Choose a method, learn, and fuse the same runs; the winner gets the threshold curve too."""
         fused = super().fit_fuse(runs, qrels, name=name)
         self.chosen_.curve_ = self.curve_
         return fused
 
     def fit_union(self, training: TrainingUnion) -> tuple[FloatArray, FloatArray]:
-        """Choose and learn; judged queries by what was chosen and learned without them."""
+        """Choose a method and learn; return scores and probabilities of every row, for judged queries by a
+        method that was chosen and fitted without them."""
         self.chosen_, self.trials_, scores, probabilities = self._choose(training)
         self.queries_ = training.union.queries
         self.retrievers_, self.weights_ = self.chosen_.retrievers_, self.chosen_.weights_
@@ -111,14 +113,14 @@ class Auto(Fuser):
         return fusers[best], trials, scores[best], probabilities
 
     def fuse(self, runs: Sequence[Run], *, name: str = "") -> Run:
-        """One run of several, by the chosen method."""
+        """Fuse several runs into one by the chosen method."""
         self._matched(runs)
         return self.chosen_.fuse(runs, name=name)
 
     def explain(
         self, runs: Sequence[Run], query: str, document: str | None = None, *, depth: int = 10
     ) -> list[Explanation]:
-        """How each document's score came about, by the chosen method."""
+        """Explain each document's score by the chosen method."""
         self._matched(runs)
         return self.chosen_.explain(runs, query, document, depth=depth)
 

@@ -1,4 +1,4 @@
-"""What every fuser does: fit on judged runs, fuse, explain; judged queries are always held out."""
+"""The interface of every fuser: fit on judged runs, fuse, explain. Judged queries are always held out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class RetrieverScore:
-    """One retriever's part in the score of a document; no score and rank if it did not return it."""
+    """One retriever's part in the score of a document; score and rank are None if it did not return it."""
 
     retriever: str
     score: float | None
@@ -35,7 +35,7 @@ class RetrieverScore:
 
 @dataclass(frozen=True)
 class Explanation(Tabular):
-    """How a fused score came about: `score` = `start` + the contributions, where the fuser adds."""
+    """How a fused score is composed: `score` = `start` + the contributions, if the fuser adds."""
 
     query: str
     document: str
@@ -50,7 +50,7 @@ class Explanation(Tabular):
         return asdict(self)
 
     def to_arrow(self) -> pa.Table:
-        """One row a retriever: score, rank, probability, weight and contribution."""
+        """Return one row per retriever: score, rank, probability, weight and contribution."""
         return pa.Table.from_pylist([asdict(part) for part in self.parts])
 
     def _repr_html_(self) -> str:
@@ -77,11 +77,12 @@ class TrainingUnion:
     qrels: Qrels
     relevant: Mask
     known: Mask
-    """Rows of judged queries; with `Judging(unjudged="skip")` only judged rows."""
+    """Mask of the rows of judged queries; with `Judging(unjudged="skip")` only of judged rows."""
     fold_of_query: IntArray
-    """−1 for a query without judgements."""
+    """The fold of every query; −1 for a query without judgements."""
     calibrated: dict[tuple[int, str], tuple[Calibrator, FloatArray]] = field(default_factory=dict)
-    """Calibrators of single runs, by run and name, that several fusers share."""
+    """Calibrators of single runs with their cross-fitted probabilities, by run and name; several fusers share
+    them."""
 
     @classmethod
     def of(cls, runs: Sequence[Run], qrels: Qrels, judging: Judging, folds: int) -> TrainingUnion:
@@ -107,11 +108,12 @@ class TrainingUnion:
         return int(self.fold_of_query.max()) + 1
 
     def outside(self, fold: int) -> Mask:
-        """The judged queries of the other folds; of all folds for fold −1."""
+        """Return the mask of the judged queries outside a fold; of all judged queries for fold −1."""
         return np.asarray((self.fold_of_query >= 0) & (self.fold_of_query != fold))
 
     def without(self, fold: int) -> TrainingUnion:
-        """The same as if the queries of one fold were not judged; the last fold takes its number."""
+        """Return a copy in which the queries of one fold count as not judged; the last fold takes
+        its number."""
         last = self.folds - 1
         fold_of = np.where(self.fold_of_query == fold, -1, self.fold_of_query)
         fold_of[fold_of == last] = fold
@@ -120,7 +122,8 @@ class TrainingUnion:
         return replace(self, qrels=self.qrels[judged], known=known, fold_of_query=fold_of, calibrated={})
 
     def measured(self, scores: FloatArray, measure: str) -> FloatArray:
-        """A measure of every query under these scores of the rows; NaN where it is not judged."""
+        """Return a measure of every query, with the rows ranked by these scores; NaN where it is not
+        judged."""
         from isthmus.evaluation import evaluate
 
         judged = self.fold_of_query >= 0
@@ -133,7 +136,8 @@ class TrainingUnion:
 
 @dataclass(frozen=True, eq=False)
 class ScoreBreakdown:
-    """Retrievers × rows of contributions, the rows' start, and what else an explanation shows."""
+    """Contributions to scores (retrievers × rows) and the start of every row; weights and probabilities if
+    the method has them."""
 
     contributions: FloatArray
     start: FloatArray
@@ -143,11 +147,11 @@ class ScoreBreakdown:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Fuser:
-    """`fit(runs, qrels)` learns; `fuse(runs)` gives one run with calibrated probabilities.
+    """Fuses runs: `fit(runs, qrels)` learns; `fuse(runs)` returns one run with calibrated probabilities.
 
-    A subclass says what evidence it reads (k × rows), how it learns weights from it and how it scores with
-    them. The same retrievers must come to `fuse` as came to `fit`: matched by name if the names are the same,
-    else in the same order.
+    A subclass defines its evidence (k × rows), how weights are learned from it and how rows are scored with
+    them. `fuse` needs the same retrievers as `fit`: matched by name if the names are the same, else in the
+    same order.
     """
 
     method: ClassVar[str]
@@ -162,7 +166,7 @@ class Fuser:
 
     @property
     def label(self) -> str:
-        """What the fused run is called."""
+        """The name of the fused run."""
         return self.method
 
     def fit(self, runs: Sequence[Run], qrels: Qrels) -> Self:
@@ -171,7 +175,7 @@ class Fuser:
         return self
 
     def fit_fuse(self, runs: Sequence[Run], qrels: Qrels, *, name: str = "") -> Run:
-        """Learn, and fuse the same runs: judged queries by models that did not see them."""
+        """Learn, and fuse the same runs; judged queries are fused by models fitted without them."""
         if not runs:
             raise DataError("no runs to fuse", cure="give at least one run")
         training = TrainingUnion.of(runs, qrels, self.judging, self.folds)
@@ -182,12 +186,14 @@ class Fuser:
         return training.union.ranked(scores, name=name or self.label, probabilities=probabilities)
 
     def fit_union(self, training: TrainingUnion) -> tuple[FloatArray, FloatArray]:
-        """Learn; scores and probabilities of every row, judged queries by models that did not see them."""
+        """Learn; return scores and probabilities of every row, for judged queries by models fitted without
+        them."""
         scores = self.fit_scores(training)
         return scores, self._learn_probabilities(scores, training)
 
     def fit_scores(self, training: TrainingUnion) -> FloatArray:
-        """Learn to score; the scores of every row, those of a fold with weights of the other folds."""
+        """Learn to score; return the score of every row, in each fold with weights learned from the other
+        folds."""
         self.retrievers_ = names_of(training.union.runs)
         evidence = self._gather(training)
         self.weights_, *by_fold = self._weigh_folds(evidence, training)
@@ -198,20 +204,22 @@ class Fuser:
         return scores
 
     def fuse(self, runs: Sequence[Run], *, name: str = "") -> Run:
-        """One run, best first, with a probability for every candidate."""
+        """Fuse runs into one, best first, with a probability for every candidate if the method can
+        give one."""
         union = Union.of(self._matched(runs))
         scores = self._scores(self._evidence(union), self.weights_, union)
         return union.ranked(scores, name=name or self.label, probabilities=self._probabilities(scores, union))
 
     def unjudged(self, runs: Sequence[Run]) -> Self:
-        """Ready to fuse these runs without having learned, where the method can."""
+        """Prepare to fuse these runs without judgements. Raises ConfigError if the method needs them."""
         raise ConfigError(
             f"{self.label} learns from judgements and none are given (give qrels, or take another method)",
             key="qrels",
         )
 
     def threshold_for(self, precision: float = 0.9) -> float:
-        """The lowest probability that kept this precision on validation."""
+        """Return the lowest probability that had this precision on validation. Raises DataError if none had,
+        or if the fuser was fitted without judgements."""
         if not hasattr(self, "curve_"):
             raise DataError(f"the fuser {self.label!r} has seen no judgements", cure="fit it on some")
         return self.curve_.threshold_for(precision)
@@ -219,7 +227,7 @@ class Fuser:
     def explain(
         self, runs: Sequence[Run], query: str, document: str | None = None, *, depth: int = 10
     ) -> list[Explanation]:
-        """Why one document, or each of the first `depth`, stands where it does in a query's fused list."""
+        """Explain the place of one document, or of each of the first `depth`, in a query's fused list."""
         union = Union.of(self._matched(runs))
         if query not in union.queries:
             raise DataError(f"no run has the query {query!r}")
@@ -280,7 +288,7 @@ class Fuser:
         return list(runs)
 
     def _learn_probabilities(self, scores: FloatArray, training: TrainingUnion) -> FloatArray:
-        """Learn score → probability; returns cross-fitted probabilities of all rows."""
+        """Learn the map from score to probability; return cross-fitted probabilities of all rows."""
         query_of_row = training.union.query_of_row
         if self.final != "platt":
             order = training.union.best_first(scores)
@@ -302,26 +310,27 @@ class Fuser:
         return probabilities
 
     def _probabilities(self, scores: FloatArray, union: Union) -> FloatArray | None:
-        """Probabilities of fused scores; None where nothing was learned."""
+        """Return probabilities of fused scores; None if nothing was learned."""
         if not hasattr(self, "final_"):
             return None
         groups = {"groups": union.query_of_row} if self.final_.needs_lists else {}
         return np.asarray(self.final_.probabilities(scores, **groups)) if len(scores) else scores
 
     def _gather(self, training: TrainingUnion) -> FloatArray:
-        """Learn what each retriever's evidence needs; the evidence, cross-fitted."""
+        """Learn what each retriever's evidence needs; return the evidence, cross-fitted."""
         return self._evidence(training.union)
 
     def _evidence(self, union: Union) -> FloatArray:
-        """k × rows of what the scores are made from."""
+        """Return the evidence (k × rows) from which scores are computed."""
         raise NotImplementedError
 
     def _weigh_folds(self, evidence: FloatArray, training: TrainingUnion) -> list[FloatArray]:
-        """Weights learned from all judged queries, then those for each fold, learned from the others."""
+        """Return weights learned from all judged queries, then for each fold those learned from the other
+        folds."""
         return [self._weigh(evidence, training, training.outside(fold)) for fold in range(-1, training.folds)]
 
     def _weigh(self, evidence: FloatArray, training: TrainingUnion, queries: Mask) -> FloatArray:
-        """Weights learned from these queries; none where a formula needs none."""
+        """Return weights learned from these queries; empty if a formula needs none."""
         return np.empty(0)
 
     def _scores(self, evidence: FloatArray, weights: FloatArray, union: Union) -> FloatArray:
@@ -329,17 +338,17 @@ class Fuser:
         raise NotImplementedError
 
     def _breakdown(self, union: Union, evidence: FloatArray) -> ScoreBreakdown:
-        """What each retriever contributed to every row."""
+        """Return the contribution of each retriever to every row."""
         raise NotImplementedError
 
     def parameters(self) -> dict[str, Any]:
-        """The constructor's arguments, as JSON can hold them."""
+        """Return the constructor's arguments in a form that JSON can hold."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {**values, "judging": asdict(self.judging)}
 
 
 def names_of(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The runs' names; where two are the same or one is empty, numbers tell them apart."""
+    """Return the runs' names; if two are equal or one is empty, each is prefixed with its number."""
     names = [run.name for run in runs]
     plain = all(names) and len(set(names)) == len(names)
     return tuple(name if plain else f"{at} {name}".strip() for at, name in enumerate(names, 1))

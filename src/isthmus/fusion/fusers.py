@@ -1,8 +1,8 @@
 """Fusers: one score per candidate from several lists, f(candidates) → scores.
 
-Normalisation comes first (`isthmus.fusion.normalisers`). A fuser sees all queries at once; none depends on
-the order of the runs. Formulae that multiply (MNZ, MULT) read scores shifted to at least 0, because a
-negative product would turn the order round; `shift=False` is the formula as printed.
+Normalisation comes first (`isthmus.fusion.normalisers`). A fuser works on all queries at once; none depends
+on the order of the runs. Formulae that multiply (MNZ, MULT) use scores shifted to at least 0, because a
+negative product would reverse the order; `shift=False` is the formula as printed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ BLOCK = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """What is to be fused: for every run, normalised scores and confidences of the rows it holds.
+    """Input of a fuser: for every run, normalised scores and confidences of the rows that it has.
 
-    `missing` says what the others get: None leaves absence to the formula (which mostly passes over the
-    list), "lowest" gives them the lowest score of the list they are absent from, a number that score.
+    `missing` defines the score of a document in a list that lacks it: None leaves absence to the formula
+    (most skip the list), "lowest" is the lowest score of that list, and a number is the score itself.
     """
 
     union: Union
@@ -65,7 +65,7 @@ class Candidates:
         return cls(union, tuple(NORMALISERS[norm](each) for each in lists), missing)
 
     def shifted(self, shift: bool = True) -> Candidates:
-        """The same with every list at least 0, if so asked."""
+        """Return the same candidates, with every list shifted to at least 0 if `shift`."""
         if not shift:
             return self
         lists = [self.union.lists(at, column) for at, column in enumerate(self.scores)]
@@ -73,14 +73,14 @@ class Candidates:
 
     @cached_property
     def confidences(self) -> tuple[FloatArray, ...]:
-        """The runs' probabilities; where a run has none, its min-max score stands in."""
+        """The runs' probabilities; a run without probabilities has its min-max scores instead."""
         return tuple(
             min_max(self.union.lists(at)) if run.probabilities is None else run.probabilities
             for at, run in enumerate(self.union.runs)
         )
 
     def total(self) -> FloatArray:
-        """Σ of the scores, absent ones as `missing` says."""
+        """Σ of the scores; absent documents count as `missing` defines."""
         if self.missing is None:
             return self.union.total(self.scores)
         return np.asarray(np.sort(self.matrix(), axis=0).sum(axis=0))
@@ -151,7 +151,7 @@ def isr(candidates: Candidates) -> FloatArray:
 
 
 def log_isr(candidates: Candidates) -> FloatArray:
-    """ln(1 + N(d))·Σᵢ 1/rankᵢ²; the published ln N(d) would give 0 to what only one list holds."""
+    """ln(1 + N(d))·Σᵢ 1/rankᵢ²; the published ln N(d) would give 0 to a document in one list only."""
     return np.asarray(np.log1p(candidates.union.counts) * _inverse_squares(candidates))
 
 
@@ -161,7 +161,8 @@ def rbc(candidates: Candidates, *, phi: float = 0.8) -> FloatArray:
 
 
 def borda(candidates: Candidates) -> FloatArray:
-    """Σᵢ (c − rankᵢ + 1) of c candidates; the absent share what is left over (Aslam & Montague 2001)."""
+    """Σᵢ (c − rankᵢ + 1) of c candidates; absent documents share the remaining points (Aslam & Montague
+    2001)."""
     union = candidates.union
     sizes = np.diff(union.offsets)[union.query_of_row]
     lengths = np.zeros((len(union.runs), len(union.queries)))
@@ -186,10 +187,10 @@ def comb_mult_conf(candidates: Candidates, *, shift: bool = True) -> FloatArray:
 def comb_mnz_variant(
     candidates: Candidates, *, reading: str = "soft_count", gamma: float = 1.0, shift: bool = True
 ) -> FloatArray:
-    """A CombMNZ on confidences that paper B names and never defines; four readings.
+    """CombMNZ on confidences, which paper B names but never defines, in four readings.
 
-    `soft_count`: (Σ sᵢ)·(Σ cᵢ), the count replaced by the expected number of lists for which d is relevant;
-    `squared`: N·Σ cᵢ²; `calibrated`: N·Σ cᵢ; `gmnz`: N^γ·Σ sᵢ.
+    `soft_count`: (Σ sᵢ)·(Σ cᵢ), with the count replaced by the expected number of lists for which d is
+    relevant; `squared`: N·Σ cᵢ²; `calibrated`: N·Σ cᵢ; `gmnz`: N^γ·Σ sᵢ.
     """
     union, confidences = candidates.union, candidates.confidences
     if reading == "soft_count":
@@ -216,13 +217,13 @@ def rl_sim(
 ) -> FloatArray:
     """RL-Sim over queries and documents together; the score is 1/position in the query's new list.
 
-    Every object's list names documents first, then queries: a query's come from the run, a document's
-    queries from the run read the other way. What relates documents to documents and queries to queries
-    are the runs `similar` (one per retriever, from object to object), or else how high the same lists rank
-    both. K = 2 and one round, or what judgements choose; CK = min(700, objects − 1). `weights` are the runs'
-    parts in the fused distance, by default how clearly each tells its first answers from the others; equal
-    ones are the framework's. `edges="calibrated"` takes the runs' probabilities for the graph's edges instead
-    of positions: no weights of runs are needed then.
+    Every object's list has documents first, then queries. A query's documents come from the run, a
+    document's queries from the transposed run. Documents are related to documents, and queries to queries,
+    by the runs `similar` (one per retriever, from object to object), or else by how high the same lists rank
+    both. K = 2 and one round unless judgements choose them; CK = min(700, objects − 1). `weights` are the
+    runs' shares in the fused distance, by default how clearly each separates its first hits from the others;
+    equal weights are the framework's. `edges="calibrated"` takes the runs' probabilities for the graph's
+    edges instead of positions; no weights of runs are needed then.
     """
     if edges not in EDGES:
         raise ConfigError(f"no edges {edges!r} of RL-Sim", key=edges, known=EDGES)
@@ -263,7 +264,8 @@ def _fused_distances(
 
 
 def rlsim_eq15(candidates: Candidates, *, neighbours: int = 20) -> FloatArray:
-    """What paper B prints as RL-Sim (eq. 15), which it is not: A(i, j) = Σ_k 1/(r_k(i) + r_k(j)).
+    """The formula that paper B prints as RL-Sim (eq. 15), which it is not: A(i, j) = Σ_k 1/(r_k(i) +
+    r_k(j)).
 
     score(i) = base(i) + Σ_j A(i, j)·base(j) / Σ_j A(i, j) over the nearest j by A, base = Σ_k 1/r_k.
     """
@@ -285,9 +287,10 @@ def rlsim_eq15(candidates: Candidates, *, neighbours: int = 20) -> FloatArray:
 
 
 def _squares(union: Union, cells: int) -> Iterator[tuple[IntArray, NDArray[np.bool_]]]:
-    """The rows of many queries at once, queries × width, and which are not padding.
+    """Yield the rows of several queries at once (queries × width) with the mask of cells that are not
+    padding.
 
-    Queries of like length go together, as many as make `cells` pairs of rows.
+    Queries of similar length are taken together, as many as make `cells` pairs of rows.
     """
     lengths = np.diff(union.offsets)
     order = np.argsort(-lengths, kind="stable")
@@ -335,7 +338,7 @@ FUSERS: dict[str, Callable[..., FloatArray]] = {
 """Every fuser that needs no judgements, by name."""
 
 RANK_BASED = ("rrf", "isr", "log-isr", "rbc", "borda", "rl-sim", "rlsim-eq15")
-"""The fusers that look at ranks alone; they are not normalised."""
+"""The fusers that use ranks only; their input is not normalised."""
 
 LEARNED = ("stacked", "log-odds", "weighted", "convex", "joint")
 """The methods that learn from judgements."""
@@ -344,7 +347,11 @@ METHODS = (*LEARNED, *FUSERS)
 
 
 def choose(runs: Sequence[Run], method: str, qrels: Qrels | None) -> str:
-    """The method's name as `METHODS` spells it; `auto` stays where there are judgements to choose by."""
+    """Return the method's name as in `METHODS`. Raises ConfigError for an unknown one.
+
+    `auto` stays if there are judgements to choose by; without them it is log-odds if all runs have
+    probabilities, else rrf.
+    """
     if method == "auto":
         calibrated = bool(runs) and all(run.probabilities is not None for run in runs)
         return "auto" if qrels is not None else "log-odds" if calibrated else "rrf"
@@ -355,5 +362,5 @@ def choose(runs: Sequence[Run], method: str, qrels: Qrels | None) -> str:
 
 
 def default_norm(formula: str) -> str:
-    """Formulae that add scores need a common scale; those that read ranks do not."""
+    """Return the default normaliser: formulae that add scores need a common scale, rank-based ones do not."""
     return "none" if formula in RANK_BASED else "min-max"

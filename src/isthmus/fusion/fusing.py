@@ -34,14 +34,14 @@ def fuse(
     Run 'rrf': 1 query, 3 rows
       q1  d2 0.0325225, d1 0.0163934, d3 0.016129
 
-    Where there are judgements `auto` is what does best on queries held out, a convex sum whose weights are
-    drawn to equal ones unless another method is clearly better (`isthmus.fusion.Auto`); without them it is
-    `log-odds` where all runs carry probabilities, else `rrf`. With judgements the result carries
-    calibrated probabilities, and judged queries are fused by models that did not see them. `norm` is one
-    of `NORMALISERS`; by default rank-based formulae take none and the others min-max. `missing` says what
-    a document gets from a list it is absent from: "learned" (the probability learned from judgements; a
-    formula, which learns none, has its own rule), "lowest" (the list's lowest score) or a number. Options
-    go to the method: `k` of rrf, `calibrator` of stacked, `weights` …
+    With judgements, `auto` is the method that does best on held-out queries: a convex sum with weights
+    shrunk to equal ones, unless another method is clearly better (`isthmus.fusion.Auto`). Without judgements
+    it is `log-odds` if all runs carry probabilities, else `rrf`. With judgements the result carries
+    calibrated probabilities, and judged queries are fused by models fitted without them. `norm` is one of
+    `NORMALISERS`; by default rank-based formulae take none and the others min-max. `missing` is the score of
+    a document in a list that lacks it: "learned" (the probability learned from judgements; a formula, which
+    learns none, has its own rule), "lowest" (the list's lowest score) or a number. Options are passed to the
+    method: `k` of rrf, `calibrator` of stacked, `weights` …
     """
     chosen = choose(runs, method, qrels)
     _check_missing(missing)
@@ -58,7 +58,8 @@ def fuse(
 def fuser(
     method: str = "auto", *, norm: str | None = None, missing: float | str = "learned", **options: Any
 ) -> Fuser:
-    """An unfitted fuser by name, to be fitted, kept and used on other runs."""
+    """Return an unfitted fuser by name, to be fitted, saved and used on other runs. Raises ConfigError for an
+    unknown method or option."""
     from isthmus.fusion.auto import Auto
     from isthmus.fusion.joint import Joint
     from isthmus.fusion.learned import Formula, LogOdds, Stacked, Weighted
@@ -136,7 +137,8 @@ def _check_weights(method: str, weights: Any) -> None:
 
 
 def _convex(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with given weights scaled to add up to one."""
+    """Return the options with weights, if any, scaled to sum to one. Raises ConfigError for a negative
+    weight."""
     weights = options.get("weights")
     if weights is None:
         return dict(options)
@@ -155,7 +157,7 @@ def _check_missing(missing: float | str) -> None:
 
 
 def _is_number(value: object) -> bool:
-    """A finite real number; True and False are none."""
+    """Whether the value is a finite real number; True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
 
 
@@ -181,4 +183,4 @@ _SUITABLE: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "Sequence[str] | None": ("a list of names", partial(_is_list_of, str)),
     "Sequence[Run] | None": ("a list of runs", partial(_is_list_of, Run)),
 }
-"""What an option's annotation asks for, in words and as a check."""
+"""By annotation of an option: the allowed values in words, and a check for them."""

@@ -2,10 +2,10 @@
 
 `Stacked` calibrates every run by likelihood first and then weighs the log-odds. Here the curve of run i,
 f_i(d) = a_i·z_i(d) − b_i·ln rank_i(d) − c_i·absent_i(d) with a, b ≥ 0, so that it never reorders a list, and
-the sum over runs are fitted at once, for a smooth surrogate of the measure that is wanted:
+the sum over runs are fitted at once, for a smooth surrogate of the target measure:
 
     nDCG   −Σ_d p(d) ln softmax(s)(d), p ∝ 2^grade − 1: a bound of 1 − nDCG (Bruch et al. 2019)
-    P@1    −ln Σ_{d relevant} softmax(s)(d): that a first document drawn by softmax is relevant
+    P@1    −ln Σ_{d relevant} softmax(s)(d): −ln P(a first document drawn by softmax is relevant)
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from isthmus.fusion.union import Union
 
 TARGETS = ("nDCG", "P@1")
 KINDS = 3
-"""Of evidence a run: z-score, logarithm of the rank, absence."""
+"""Kinds of evidence per run: z-score, logarithm of the rank, absence."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Joint(Fuser):
-    """Σᵢ fᵢ, all curves learned together for `target`; `penalty` draws every coefficient to 0."""
+    """Σᵢ fᵢ, all curves learned together for `target`; `penalty` shrinks every coefficient to 0."""
 
     method = "joint"
 
@@ -83,9 +83,9 @@ class Joint(Fuser):
 def surrogate(
     scores: FloatArray, gains: FloatArray, lists: IntArray, *, first: bool
 ) -> tuple[float, FloatArray]:
-    """The summed loss over lists (numbered from 0 without gaps) and its gradient by the scores.
+    """Return the loss summed over lists (numbered from 0 without gaps) and its gradient by the scores.
 
-    A list without any gain counts nothing.
+    A list without any gain contributes nothing.
     """
     count = int(lists.max(initial=-1)) + 1
     highest = np.full(count, -np.inf)

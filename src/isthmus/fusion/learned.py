@@ -1,11 +1,11 @@
-"""Fusers with judgements behind them: a formula whose score is calibrated, log-odds, stacked, tuned weights.
+"""Fusers that learn from judgements: a formula with a calibrated score, log-odds, stacked, tuned weights.
 
-Probabilities are not added up, log-odds are: independent evidence adds in log-odds, and where retrievers
-are correlated, stacking learns how much of each one's evidence is new.
+Log-odds are added rather than probabilities: independent evidence adds in log-odds, and where retrievers are
+correlated, stacking learns how much of each one's evidence is new.
 
-Fitting is cross-fitted over queries throughout. A judged query's evidence comes from calibrators that did not
-see it, and weights are applied to queries they were not fitted on; so the run that `fit_fuse` returns can be
-evaluated on the same judgements, and its probabilities and thresholds are honest.
+Fitting is cross-fitted over queries throughout. A judged query's evidence comes from calibrators fitted
+without it, and weights are applied to queries on which they were not fitted. So the run that `fit_fuse`
+returns can be evaluated on the same judgements, and its probabilities and thresholds are not optimistic.
 """
 
 from __future__ import annotations
@@ -40,21 +40,23 @@ from isthmus.tables import Run
 Mask = NDArray[np.bool_]
 
 SURE = 1e-6
-"""Evidence stays between these odds: no retriever alone may be certain."""
+"""Probabilities are clipped to this distance from 0 and 1, so that no retriever alone is certain."""
 
 PENALTY = 1.0
 
 TUNING = ("measure", "likelihood", "best")
 DEEPEST = 20
-"""Weights are fitted on documents that some run ranks so high: the many below would rule them."""
+"""Weights are fitted on documents with at most this rank in some run; the many below would dominate
+the fit."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Formula(Fuser):
     """Any fuser of `FUSERS` with its score calibrated on judgements.
 
-    A retriever's contribution is by how much the score would fall without it. Of RL-Sim, judgements also
-    choose K, the number of rounds and the runs' weights, where the options name none of them.
+    A retriever's contribution is the amount by which the score would fall without it. For RL-Sim, judgements
+    also choose K, the number of rounds and the runs' weights, unless the options name one of these or
+    `edges`.
     """
 
     method = "formula"
@@ -72,7 +74,7 @@ class Formula(Fuser):
         return self.formula
 
     def unjudged(self, runs: Sequence[Run]) -> Self:
-        """A formula needs no judgements; without them it gives no probabilities."""
+        """Prepare without judgements, which a formula does not need; it gives no probabilities then."""
         self.retrievers_, self.weights_ = names_of(runs), np.empty(0)
         return self
 
@@ -87,7 +89,7 @@ class Formula(Fuser):
         return self._fused(union, self.weights_ if hasattr(self, "weights_") else np.empty(0))[None]
 
     def _fused(self, union: Union, setting: FloatArray) -> FloatArray:
-        """The formula's scores; a setting is RL-Sim's K, rounds and a weight a run."""
+        """Return the formula's scores; a setting is RL-Sim's K, number of rounds and one weight per run."""
         norm = self.norm or default_norm(self.formula)
         candidates = Candidates.of(union, norm, missing=self.missing)
         options = dict(self.options)
@@ -121,9 +123,10 @@ class Formula(Fuser):
 
 
 def _rl_sim_settings(union: Union) -> list[FloatArray]:
-    """What judgements may choose for RL-Sim: K and rounds, then equal weights, then each run alone.
+    """Return the settings of RL-Sim among which judgements choose: K and rounds, then equal weights, then
+    each run alone.
 
-    So it is never far below its best input.
+    The single runs keep the choice from being far below its best input.
     """
     runs = len(union.runs)
     objects = len(np.unique(union.documents.codes)) + len(union.queries)
@@ -139,11 +142,11 @@ def _rl_sim_settings(union: Union) -> list[FloatArray]:
 class LogOdds(Fuser):
     """logit p = Σᵢ logit cᵢ − (m − 1)·logit π: Bayes' rule for independent retrievers.
 
-    cᵢ is retriever i's calibrated probability, or, for a document it did not return, what `missing` says:
+    cᵢ is retriever i's calibrated probability or, for a document that it did not return, given by `missing`:
     "learned" is P(relevant | a candidate, absent from list i) on validation, "lowest" the lowest probability
-    of the list, a number that probability. π is the share of candidates that are relevant. `calibrator` is
-    fitted per retriever, or "given": the runs' own probabilities. `silos` names each run's silo where silos
-    hold different documents; absence from another silo's list is then no evidence.
+    of the list, and a number is that probability. π is the share of candidates that are relevant.
+    `calibrator` is fitted per retriever; "given" uses the runs' own probabilities. `silos` names each run's
+    silo where silos hold different documents; absence from another silo's list is then no evidence.
     """
 
     method = "log-odds"
@@ -186,7 +189,7 @@ class LogOdds(Fuser):
         return self._logits(union, [run.required_probabilities for run in union.runs])
 
     def _logits(self, union: Union, probabilities: Sequence[FloatArray]) -> FloatArray:
-        """Runs × rows of calibrated log-odds, absent documents filled in."""
+        """Return runs × rows of calibrated log-odds, with absent documents filled in."""
         matrix = union.spread(probabilities)
         absent = self._absent(union)
         floor = (
@@ -203,7 +206,7 @@ class LogOdds(Fuser):
     def _absent(self, union: Union) -> Mask:
         """Runs × rows: whether the run could have returned the document and did not.
 
-        A run without any list for the query said nothing about it.
+        A run without any list for the query gives no evidence about it.
         """
         searched = np.zeros((len(union.runs), len(union.queries)), dtype=bool)
         for row, run, home in zip(searched, union.runs, union.homes, strict=True):
@@ -219,7 +222,8 @@ class LogOdds(Fuser):
         return missing
 
     def unjudged(self, runs: Sequence[Run]) -> Self:
-        """From runs that carry probabilities: π is their mean, absence the lowest probability of the list."""
+        """Prepare for runs that carry probabilities: π is their mean, and absence counts as the lowest
+        probability of the list unless `missing` is a number."""
         if self.method != LogOdds.method:
             return super().unjudged(runs)
         self.calibrator, self.calibrators_ = "given", []
@@ -243,7 +247,8 @@ class LogOdds(Fuser):
         return ScoreBreakdown(evidence - prior, start, ones, expit(evidence))
 
     def parameters(self) -> dict[str, Any]:
-        """The constructor's arguments; a calibrator given as an object is named by its class."""
+        """Return the constructor's arguments; a calibrator passed as an object is replaced by its
+        class name."""
         named = self.calibrator if isinstance(self.calibrator, str) else type(self.calibrator).__name__
         return {**super().parameters(), "calibrator": named}
 
@@ -252,7 +257,7 @@ class LogOdds(Fuser):
 class Stacked(LogOdds):
     """Logistic regression on the calibrated log-odds and one absence indicator per retriever, cross-fitted.
 
-    With `single_label` a softmax across each query's candidates takes the sigmoid's place (one weight per
+    With `single_label`, a softmax across each query's candidates replaces the sigmoid (one weight per
     retriever, a bias per label), for tasks where one answer is right.
     """
 
@@ -260,7 +265,7 @@ class Stacked(LogOdds):
 
     single_label: bool = False
     final: str = "own"
-    """`own`: the margins are log-odds already."""
+    """`own`: the margins are log-odds already and need no calibrator."""
 
     def _gather(self, training: TrainingUnion) -> FloatArray:
         used = np.unique(training.union.documents.codes[training.known])
@@ -292,7 +297,8 @@ class Stacked(LogOdds):
         return choice.margins(evidence, self._items(union) if self.single_label else None)
 
     def _items(self, union: Union) -> IntArray:
-        """The label of every row as fitted, −1 for one that was not seen."""
+        """The number of every row's label among the fitted labels; −1 for a label that did not occur in
+        fitting."""
         place = {word: at for at, word in enumerate(self.labels_.tolist())}
         codes = np.array([place.get(word, -1) for word in union.documents.words], dtype=np.int64)
         return codes[union.documents.codes]
@@ -319,12 +325,12 @@ class Stacked(LogOdds):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Weighted(Fuser):
-    """Σᵢ wᵢ·sᵢ over normalised scores, the weights given or learned on validation.
+    """Σᵢ wᵢ·sᵢ over normalised scores, with weights given or learned on validation.
 
-    `tune` says how: "measure" takes those with the best `measure`, "likelihood" those that tell relevant
-    documents best, drawn to equal ones (`drawn`), "best" the best run alone. `convex` weights are
+    `tune` selects how: "measure" takes the weights with the best `measure`, "likelihood" those that separate
+    relevant documents best, shrunk to equal ones (`drawn`), "best" the best run alone. `convex` weights are
     non-negative and add up to one. Absent documents get the lowest score of the list, or the number
-    `missing`. `name` is what the method was asked for as.
+    `missing`. `name` is the name by which the method was requested.
     """
 
     method = "weighted"
@@ -344,7 +350,7 @@ class Weighted(Fuser):
 
     @property
     def label(self) -> str:
-        """The name it was asked for by."""
+        """The name by which the method was requested."""
         return self.name
 
     def _evidence(self, union: Union) -> FloatArray:
@@ -378,11 +384,12 @@ class Weighted(Fuser):
     def _judge(
         self, evidence: FloatArray, training: TrainingUnion
     ) -> Callable[[tuple[float, ...]], FloatArray]:
-        """The measure of every query under any weights, each measured once."""
+        """Return a cached function from weights to the measure of every query."""
         return cache(lambda weights: training.measured(np.array(weights) @ evidence, self.measure))
 
     def unjudged(self, runs: Sequence[Run]) -> Self:
-        """With weights that were given, and so without probabilities."""
+        """Prepare with the given weights and so without probabilities. Raises ConfigError if there are no
+        weights."""
         if self.weights is None:
             return super().unjudged(runs)
         self._check_weights(len(runs))
@@ -401,10 +408,10 @@ class Weighted(Fuser):
 
 
 def drawn(evidence: FloatArray, relevant: FloatArray, *, shrinkage: float = 10.0) -> FloatArray:
-    """Convex weights of k × rows by logistic regression, with a penalty of shrinkage/2 · Σ (wᵢ − w)².
+    """Fit convex weights to k × rows by logistic regression with a penalty of shrinkage/2 · Σ (wᵢ − w)².
 
-    w is the one weight that fits the plain sum best, so few judgements give equal weights; a weight that
-    would be negative is 0.
+    w is the single weight that fits the plain sum best, so few judgements give nearly equal weights; a
+    weight that would be negative is 0.
     """
     count = len(evidence)
     ones = np.ones(len(relevant))
@@ -436,9 +443,10 @@ def drawn(evidence: FloatArray, relevant: FloatArray, *, shrinkage: float = 10.0
 
 
 def tuned(count: int, judge: Callable[[tuple[float, ...]], float]) -> FloatArray:
-    """Convex weights with the best judgement: a grid for two runs, rounds of one weight at a time for more.
+    """Return the convex weights that `judge` rates best, from a grid for two runs, else varying one weight
+    at a time.
 
-    Ties go to the more even weights, so that noise does not silence a retriever.
+    Ties go to the more even weights, so that noise does not exclude a retriever.
     """
 
     def value(weights: tuple[float, ...]) -> tuple[float, float]:

@@ -1,7 +1,7 @@
-"""Normalisers: every list of a run brought to a common scale, f(lists) → scores.
+"""Normalisers bring every list of a run to a common scale, f(lists) → scores.
 
-A list of one document, or of equal scores, says "these and no order": every normaliser gives it its
-best value rather than NaN or nothing, because such a list holds the retriever's best hit.
+A list of one document, or of equal scores, gets the finite value that each function names rather than NaN,
+because such a list holds the retriever's best hit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def total(lists: Lists) -> FloatArray:
 
 
 def maximum(lists: Lists) -> FloatArray:
-    """s / max; lists with a negative score, where that would turn the order round, as `min_max`."""
+    """s / max; `min_max` for lists with a negative score, whose order division could reverse, or all 0."""
     simple = (lists.low >= 0) & (lists.high > 0)
     return np.where(simple, lists.scores / np.where(simple, lists.high, 1.0), min_max(lists))
 
@@ -64,7 +64,8 @@ def softmax(lists: Lists) -> FloatArray:
 
 
 def nonnegative(lists: Lists) -> FloatArray:
-    """Lists with negative scores shifted to start at 0, so that products and counts cannot turn them round.
+    """Shift lists with negative scores to start at 0, so that products and counts cannot reverse their
+    order.
 
     A list of equal scores, none of them positive, becomes 1: it holds hits, not misses.
     """

@@ -1,10 +1,10 @@
 """RL-Sim: re-ranking and rank aggregation by the similarity of ranked lists.
 
-Pedronette & Torres (2013), with aggregation and parameters as the Unsupervised Distance Learning Framework
-has them, written anew from the description. Every object owns a ranked list of all objects, itself first;
-two objects are close when their lists have the same top. Only positions enter, so any strictly increasing
-change of scores leaves the result as it is; unless the edges of the graph are calibrated probabilities, which
-order the lists and weigh what they have in common.
+Pedronette & Torres (2013), implemented from the description, with aggregation and parameters of the
+Unsupervised Distance Learning Framework. Every object has a ranked list of all objects, itself first; two
+objects are close if their lists have the same top. Only positions matter, so any strictly increasing change
+of scores leaves the result as it is, unless the edges of the graph are calibrated probabilities, which order
+the lists and weight their common entries.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from isthmus.errors import ConfigError, DataError
 from isthmus.tables import Run
 
 LARGEST = 10_000
-"""More objects than this would need gigabytes for every distance matrix."""
+"""The largest number of objects; more would need gigabytes for every distance matrix."""
 
 
 TOPK, ROUNDS = 2, 1
-"""What a user gets who says nothing and judges nothing.
+"""K and the number of rounds if neither options nor judgements choose them.
 
 The framework's own K = 15 and three rounds suit images of classes that large. A query has one label or a few
-documents: deeper tops are shared by everything, and more rounds spread that.
+documents: deeper tops are shared by all lists, and more rounds spread that.
 """
 GRID = ((2, 1), (3, 1), (5, 1), (8, 1), (15, 1), (2, 2), (5, 2), (5, 3), (15, 3))
-"""What judgements choose from, K and the number of rounds, the gentlest first."""
+"""Pairs of K and number of rounds among which judgements choose, the smallest change first."""
 
 
 def aggregate(matrices: Sequence[FloatArray], weights: FloatArray | None = None) -> FloatArray:
@@ -46,11 +46,11 @@ def aggregate(matrices: Sequence[FloatArray], weights: FloatArray | None = None)
 
 
 def separations(runs: Sequence[Run]) -> FloatArray:
-    """How clearly every run tells its first answers from the others: weights without judgements.
+    """How clearly every run separates its first hits from the others: weights without judgements.
 
-    With a = P(a list's first score > a lower score of any list), it is by how much the log-odds of a exceed
-    those of lists of independent scores, at least a tenth of the clearest run's. Only ranks among all scores
-    of the run enter, so that a strictly increasing change of scores leaves it.
+    With a = P(a list's first score > a lower score of any list), the weight is the difference between the
+    log-odds of a and those in lists of independent scores, at least a tenth of the clearest run's. Only
+    ranks among all scores of the run matter, so a strictly increasing change of scores leaves it as it is.
     """
     clear = np.array([_separation(run) for run in runs])
     return np.asarray(np.maximum(clear, clear.max() / 10))
@@ -97,11 +97,12 @@ def rerank(
     rounds: int = 3,
     edges: FloatArray | None = None,
 ) -> tuple[IntArray, FloatArray]:
-    """Run RL-Sim's iterations on a distance matrix: (ranked lists, distances).
+    """Run RL-Sim's iterations on a distance matrix. Returns the ranked lists and the distances.
 
     Among the first CK of i's list the new distance is 1/(1 + sim) where the lists intersect, else the old
-    one + 1; beyond CK the old one + 2. Both directions take the smaller, lists are sorted again (ties
-    keep their order), and K grows by one each round. `edges` are those of `intersections`.
+    one + 1; beyond CK it is the old one + 2. Each pair takes the smaller of its two directions, lists are
+    sorted again (ties keep their order), and K grows by one each round. `edges` are those of
+    `intersections`.
     """
     objects = len(distance)
     ck = min(700, objects - 1) if ck is None else ck
@@ -127,10 +128,11 @@ def rerank(
 def object_distances(
     run: Run, documents: Sequence[str], queries: Sequence[str], similar: Run | None = None
 ) -> FloatArray:
-    """Distances among documents and queries (in this order) as one retriever sees them.
+    """Return the distances among documents and queries (in this order) by one retriever's run.
 
-    An object's list is itself, then documents, then queries. Between a query and a document the run
-    decides, read in both directions; inside a kind, `similar` or the inner product of reciprocal ranks.
+    An object's list is itself, then documents, then queries. Between queries and documents, positions come
+    from the run and the transposed run; among documents and among queries, from `similar` or the inner
+    product of reciprocal ranks.
     """
     count = len(documents), len(queries)
     if sum(count) > LARGEST:
@@ -156,10 +158,12 @@ def object_distances(
 def calibrated_edges(
     runs: Sequence[Run], confidences: Sequence[FloatArray], documents: Sequence[str], queries: Sequence[str]
 ) -> FloatArray:
-    """How strong every edge among documents and queries (in this order) is, by calibrated probabilities.
+    """Return the strength of every edge among documents and queries (in this order) by calibrated
+    probabilities.
 
-    Between a query and a document it is the mean of the runs' probabilities, 0 where a run does not name the
-    document; inside a kind the cosine of these probabilities; an object is sure of itself.
+    Between a query and a document it is the mean of the runs' probabilities, 0 for a run without the
+    document; among documents and among queries it is the cosine of these probabilities; of an object to
+    itself it is 1.
     """
     if len(documents) + len(queries) > LARGEST:
         _check(len(documents) + len(queries), 1, 1)
@@ -176,7 +180,7 @@ def calibrated_edges(
 
 
 def edge_distances(edges: FloatArray, documents: int) -> FloatArray:
-    """The place of every object in every list by strength: itself, then documents, then queries."""
+    """Return the position of every object in every list by strength: itself, then documents, then queries."""
     order = 1.0 - edges
     order[:, documents:] += 1.0
     np.fill_diagonal(order, -1.0)
@@ -190,14 +194,14 @@ def _cosines(rows: FloatArray) -> FloatArray:
 
 
 def positions(lists: IntArray) -> IntArray:
-    """Where every object stands in every list: the inverse of each row."""
+    """Return the position of every object in every list: the inverse permutation of each row."""
     place = np.empty_like(lists)
     np.put_along_axis(place, lists, np.broadcast_to(np.arange(lists.shape[1]), lists.shape), axis=1)
     return place
 
 
 def _likeness(reciprocal: FloatArray, place: Mapping[str, int], similar: Run | None) -> FloatArray:
-    """How alike the objects of one kind are, −∞ where nothing is known."""
+    """Return the similarities among documents or among queries; −∞ where none is known."""
     if similar is None:
         product = reciprocal @ reciprocal.T
         return np.where(product > 0, product, -np.inf)

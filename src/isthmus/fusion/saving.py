@@ -1,4 +1,4 @@
-"""Fitted fusers to files and back: names, weights, calibrators and the threshold curve; no pickle."""
+"""Save and load fitted fusers: names, weights, calibrators and the threshold curve, without pickle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SavedFuser(Bundle):
 
 
 def save_fuser(fuser: Fuser, path: str | PathLike[str]) -> None:
-    """Write a fitted fuser, of `Auto` the one it chose; RL-Sim's `similar` runs cannot be kept."""
+    """Write a fitted fuser, for `Auto` the method that it chose; RL-Sim's `similar` runs cannot be saved."""
     if not hasattr(fuser, "retrievers_"):
         raise DataError(f"the fuser {fuser.label!r} is not fitted", cure="fit it before saving")
     trials = []
@@ -58,7 +58,7 @@ def save_fuser(fuser: Fuser, path: str | PathLike[str]) -> None:
 
 
 def load_fuser(path: str | PathLike[str]) -> Fuser:
-    """Read a fuser back; it fuses as it did when it was saved."""
+    """Read a fuser; it fuses like the one that was saved."""
     return SavedFuser.restore(path, _restored)
 
 

@@ -1,7 +1,7 @@
-"""The union of several runs: one row per (query, document) that any of them holds.
+"""The union of several runs: one row per (query, document) that occurs in any of them.
 
-Everything in fusion is arithmetic on this table. Columns belong to retrievers; a document a retriever
-did not return is absent there, and what absence means is always said by the one who asks.
+All of fusion is arithmetic on this table. Columns belong to retrievers; a document that a retriever did not
+return is absent from its column, and the caller always defines what absence means.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from isthmus.tables import Run, falling, offsets_of
 
 @dataclass(frozen=True, eq=False)
 class Lists:
-    """The lists of one run as arithmetic sees them: rows best first, grouped by query."""
+    """The lists of one run as arrays: rows best first, grouped by query."""
 
     scores: FloatArray
     offsets: IntArray
     candidates: IntArray
-    """How many documents the union holds for each of these queries."""
+    """The number of documents in the union for each of these queries."""
 
     @cached_property
     def lengths(self) -> IntArray:
@@ -51,7 +51,7 @@ class Lists:
         return self.per_row(np.maximum)
 
     def per_list(self, reduce: np.ufunc, values: FloatArray | None = None) -> FloatArray:
-        """A sum, minimum or maximum over every list; 0 for an empty one."""
+        """Return the sum, minimum or maximum of every list; 0 for an empty one."""
         filled = np.flatnonzero(self.lengths)
         reduced = np.zeros(len(self.lengths))
         if len(filled):
@@ -59,14 +59,15 @@ class Lists:
         return reduced
 
     def per_row(self, reduce: np.ufunc, values: FloatArray | None = None) -> FloatArray:
-        """The same, repeated for the rows of the list."""
+        """Return `per_list`, repeated for the rows of each list."""
         return self.per_list(reduce, values)[self.list_of_row]
 
 
 def with_confidences(run: Run, confidences: Run) -> Run:
-    """A run whose probabilities are the scores of another with the same rows, as `calibrate` writes them.
+    """Return a run whose probabilities are the scores of another run with the same rows, as `calibrate`
+    writes them.
 
-    A row that one of the two lacks, and a score outside 0..1, is a DataError.
+    Raises DataError for a row that only one of the two has, and for a score outside 0..1.
     """
     union = Union.of([run, confidences])
     if not union.present.all():
@@ -89,7 +90,7 @@ def with_confidences(run: Run, confidences: Run) -> Run:
 class Union:
     """The union table, in order of (query, document id).
 
-    `places[i]` is where run i's rows stand in it, `homes[i]` where its queries stand in `queries`.
+    `places[i]` are the positions of run i's rows in it, `homes[i]` those of its queries in `queries`.
     """
 
     runs: tuple[Run, ...]
@@ -101,7 +102,7 @@ class Union:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Union:
-        """Align runs; a query that some of them lack is kept, its list there being empty."""
+        """Align runs; a query that a run lacks has an empty list there. Raises DataError without runs."""
         if not runs:
             raise DataError("no runs to fuse", cure="give at least one run")
         queries = tuple(dict.fromkeys(query for run in runs for query in run.queries))
@@ -137,22 +138,23 @@ class Union:
 
     @cached_property
     def counts(self) -> FloatArray:
-        """N(d): how many runs hold the row."""
+        """N(d): the number of runs that have the row."""
         return self.total([np.ones(run.rows) for run in self.runs])
 
     @cached_property
     def best_ranks(self) -> FloatArray:
-        """The best rank, from 1, that any run gives the row."""
+        """The best rank, from 1, of the row in any run."""
         ranks = self.spread([np.asarray(run.ranks, dtype=np.float64) for run in self.runs], absent=np.inf)
         return np.asarray(ranks.min(axis=0))
 
     @cached_property
     def present(self) -> NDArray[np.bool_]:
-        """Runs × rows: whether the run holds the row."""
+        """Runs × rows: whether the run has the row."""
         return ~np.isnan(self.spread([run.scores for run in self.runs]))
 
     def total(self, values: Sequence[FloatArray]) -> FloatArray:
-        """Σ over the runs that hold the row, of values given per run row; the order of runs never matters."""
+        """Return Σ, over the runs that have the row, of values given per run row; the order of runs does not
+        matter."""
         if len(values) > 2:  # floats add in any order only two at a time
             return np.asarray(np.sort(self.spread(values, absent=0.0), axis=0).sum(axis=0))
         total = np.zeros(self.rows)
@@ -161,20 +163,20 @@ class Union:
         return total
 
     def spread(self, values: Sequence[FloatArray], *, absent: float = np.nan) -> FloatArray:
-        """Runs × rows, from values per run row."""
+        """Return runs × rows, from values per run row."""
         matrix = np.full((len(self.runs), self.rows), absent)
         for row, place, column in zip(matrix, self.places, values, strict=True):
             row[place] = column
         return matrix
 
     def lists(self, run: int, scores: FloatArray | None = None) -> Lists:
-        """One run's lists, with its own scores or others."""
+        """Return one run's lists, with its own scores or others."""
         table = self.runs[run]
         sizes = np.diff(self.offsets)[self.homes[run]]
         return Lists(table.scores if scores is None else scores, table.offsets, sizes)
 
     def ranked(self, scores: FloatArray, *, name: str = "", probabilities: FloatArray | None = None) -> Run:
-        """The run these fused scores make, best first."""
+        """Return the run of these fused scores, best first. Raises DataError if a score is not finite."""
         if not np.isfinite(scores).all():
             raise DataError("a fused score is not finite", cure="normalise the runs' scores first")
         order = self.best_first(scores)
@@ -182,10 +184,10 @@ class Union:
         return Run(self.queries, self.offsets, self.documents[order], frozen(scores[order]), ordered, name)
 
     def best_first(self, scores: FloatArray) -> IntArray:
-        """Rows by (query, score descending, document id descending).
+        """Return the rows by (query, score descending, document id descending).
 
-        Rows of equal score come out of the sort in no order and are then put in order of their ids, which
-        is the order of row numbers; that is several times faster than sorting by two keys.
+        Rows of equal score leave the sort in arbitrary order and are then ordered by id, which is the order
+        of row numbers; that is several times faster than sorting by two keys.
         """
         order = falling(scores, self.offsets)
         ranked = scores[order]
@@ -199,7 +201,7 @@ class Union:
         return order
 
     def rows_of(self, other: Union) -> IntArray:
-        """Where the rows of a union of some of the same runs stand in this one."""
+        """Return the positions in this union of the rows of a union of some of the same runs."""
         size = max(1, len(self.documents.vocabulary))
         position = {query: at for at, query in enumerate(self.queries)}
         homes = np.array([position[query] for query in other.queries], dtype=np.int64)
@@ -207,6 +209,6 @@ class Union:
         return np.searchsorted(self.query_of_row * size + self.documents.codes, wanted)
 
     def table(self, scores: FloatArray | None = None) -> Run:
-        """The rows as they stand, as a table to look judgements up for; not a ranking."""
+        """Return the rows in their present order as a run for looking up judgements; it is not a ranking."""
         values = np.zeros(self.rows) if scores is None else scores
         return Run(self.queries, self.offsets, self.documents, frozen(values))

@@ -21,9 +21,9 @@ except ImportError:
 
 @component
 class IsthmusRetriever:
-    """All silos behind a broker. A document's score is its probability, or its silo's score where it has
-    none; its meta have the silo, title and link, whether its text was withheld, and the silos that did not
-    answer."""
+    """Searches all silos through a broker. A document's score is its probability, or its silo's score if it
+    has none. Its meta has the silo, title and link, whether its text was withheld, and the silos that did
+    not answer."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class IsthmusRetriever:
     def run(
         self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None
     ) -> dict[str, Any]:
-        """Search all silos, or those that a filter of `meta.silo` names."""
+        """Search all silos, or those named by a filter on `meta.silo`."""
         return {"documents": list(map(_document, self._passages(filters).find(query, k=top_k)))}
 
     @component.output_types(documents=list[Document])
     async def run_async(
         self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None
     ) -> dict[str, Any]:
-        """The same without blocking."""
+        """Like `run`, without blocking."""
         passages = await self._passages(filters).afind(query, k=top_k)
         return {"documents": list(map(_document, passages))}
 

@@ -23,20 +23,21 @@ except ImportError:
 
 
 class IsthmusRetriever(BaseRetriever):
-    """All silos behind a broker. A document's metadata have its probability, silo, title and link, whether
-    its text was withheld, and the silos that did not answer."""
+    """Searches all silos through a broker. A document's metadata has its probability, silo, title and link,
+    whether its text was withheld, and the silos that did not answer."""
 
     url: str = DEFAULT_URL
     key: SecretStr | Path | None = None
-    """The API key as text or its file; without one ISTHMUS_API_KEY of the environment."""
+    """The API key as text, or the file that has it; by default ISTHMUS_API_KEY of the environment."""
     authority: Path | None = None
-    """The certificate that the broker's own must come from, where the system does not know it."""
+    """File of the certificate authority that issued the broker's certificate, if the system does not trust
+    it."""
     k: int = Field(10, ge=1, le=100)
     threshold: float = Field(0.0, ge=0, le=1)
-    """The least probability of a document."""
+    """Minimum probability of a document."""
     silos: list[str] | None = None
     whole: bool = False
-    """Whether documents are opened, where their silos allow it, or texts are snippets."""
+    """Whether to open documents where their silos allow it, instead of using snippets."""
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: Any, k: int | None = None

@@ -20,9 +20,9 @@ except ImportError:
 
 
 class IsthmusRetriever(BaseRetriever):
-    """All silos behind a broker. A node's score is its probability, or its silo's score where it has none;
-    its metadata have the silo, title and link, whether its text was withheld, and the silos that did not
-    answer.
+    """Searches all silos through a broker. A node's score is its probability, or its silo's score if it has
+    none. Its metadata has the silo, title and link, whether its text was withheld, and the silos that did
+    not answer.
 
     Options are those of `Passages`: key, authority, k, threshold, silos, whole.
     """

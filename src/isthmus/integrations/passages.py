@@ -1,4 +1,4 @@
-"""The hits of a broker as texts with metadata, which every retriever here makes its own documents of."""
+"""The hits of a broker as texts with metadata, from which each retriever makes its own documents."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from isthmus.service import DEFAULT_URL, Answer, AsyncClient, Client, Hit, Opene
 
 @dataclass(frozen=True)
 class Passage:
-    """A hit: its address `silo/id`, a text, what orders it, and what is known of it."""
+    """A hit: its address `silo/id`, a text, the score that orders it, and its metadata."""
 
     address: str
     text: str
     score: float
-    """Its probability; its score where the silo has no calibrator."""
+    """Its probability, or its score if the silo has no calibrator."""
     metadata: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Passages:
-    """Where to search, and for how much; `find` and `afind` search.
+    """A broker and the options of a search; `find` and `afind` search.
 
     Hits below `threshold` are left out. The text of a passage is the hit's snippet, or with `whole` the
-    document, where it can be opened by you; each opening is in the silo's ledger, and `whole` in the metadata
-    says which it is. A silo that shows no snippet to you has passages of their titles, with `withheld` true.
+    document, if the user may open it; each opening is recorded in the silo's ledger, and `whole` in the
+    metadata says which text it is. If a silo does not show snippets to the user, passages have the titles as
+    texts, with `withheld` true.
     """
 
     url: str = DEFAULT_URL
@@ -42,7 +43,7 @@ class Passages:
     whole: bool = False
 
     def find(self, query: str, *, k: int | None = None) -> list[Passage]:
-        """The passages for a query, best first; a SiloUnavailable where no silo has answered."""
+        """The passages for a query, best first. Raises SiloUnavailable if no silo answered."""
         opened: dict[str, OpenedDocument] = {}
         with Client(self.url, key=self.key, authority=self.authority) as broker:
             answer = broker.search(query, **self._options(k))
@@ -52,7 +53,7 @@ class Passages:
         return self._passages(answer, opened)
 
     async def afind(self, query: str, *, k: int | None = None) -> list[Passage]:
-        """The same without blocking; cancelled, it ends the search."""
+        """Like `find`, without blocking; cancelling it ends the search."""
         opened: dict[str, OpenedDocument] = {}
         async with AsyncClient(self.url, key=self.key, authority=self.authority) as broker:
             answer = await broker.search(query, **self._options(k))

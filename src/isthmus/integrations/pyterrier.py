@@ -24,8 +24,9 @@ COLUMNS = ("docno", "score", "rank", "probability", "silo", "title", "text")
 
 
 class IsthmusRetriever(pt.Transformer):
-    """All silos behind a broker. A frame of `qid` and `query` becomes one of results, whose `score` is the
-    probability, or the silo's score where it has none, and falls strictly in the broker's order.
+    """Searches all silos through a broker. A frame of `qid` and `query` becomes one of results, whose `score`
+    is the probability, or the silo's score if there is none, made strictly decreasing in the broker's
+    order.
 
     A `docno` is `silo/id`, or the silo's id alone with `bare`. Options are those of `Passages`.
     """
@@ -34,7 +35,7 @@ class IsthmusRetriever(pt.Transformer):
         self.passages, self.bare = Passages(url, **options), bare
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """The results of every query, those of the first query first."""
+        """The results of every query, in the order of the queries."""
         pt.validate.query_frame(inp, extra_columns=["query"])
         columns = list(pt.model.query_columns(inp))
         rows = [

@@ -1,4 +1,4 @@
-"""The one learner of the product: search models from sums over silos, and whether to use them."""
+"""Learning of search models from sums over silos, and the decision whether to use them."""
 
 from isthmus.facade import contents
 

@@ -1,20 +1,21 @@
-"""Probabilities of hits from totals over groups of hits, cross-fitted, and how honest they are.
+"""Probabilities of hits from totals over groups of hits, cross-fitted, and their calibration errors.
 
-Whoever calibrates has the merged lists of judged queries, as any search gives them, and asks silos how many
-of some hits together are relevant: never of one hit, nor of the hits of fewer queries than `least`.
+The asker has the merged lists of judged queries, as any search returns them, and asks silos how many of some
+hits together are relevant: never of one hit, nor of the hits of fewer queries than `least`.
 
     1. logit p = slope·bent(margin − mean) + between·mean + start, as in `model`. Fitted to cells, in which
        hits of a fold have about equal deviations from about equal means of their lists
     2. u     the log-odds that a list is whole rather than one whose relevant hits are missing. Lists with
-             missing hits are made: from every list hits are left out, each with the probability of step 1
-    3. z     what the hit stands out by, the mean and u, weighed together; and p from z alone, by a curve.
-             Hits of a list differ as far as its u is above a gate, see `model`
+             missing hits are simulated: hits are left out of every list with the probability of step 1
+    3. z     the weighted sum of the hit's deviation, the mean and u; and p from z alone, by a curve. Hits of
+             a list differ to the extent that its u is above a gate, see `model`
 
 The gate is the lowest of `GATES` with which the first hit of lists with missing hits is on average less
-probable than hits shown are relevant. Where probabilities hardly differ with it, as of lists that are all
-alike, or are clearly not honest, and are with a lower one, it is that; where they are honest with none, the
-gate is not why. The curve is fitted for each: those of a list come together, and what they were before is not
-just drawn out.
+probable than hits shown are relevant. If probabilities hardly differ with it, as for lists that are all
+alike, or are clearly miscalibrated, the next lower gate with well calibrated, differing probabilities is
+taken. If there is none, the gate is not the cause of the miscalibration and stays, or all lists are open if
+probabilities hardly differ with it. The curve is fitted for each gate: a gate moves the hits of a list
+together, which is more than a rescaling of z.
 """
 
 from __future__ import annotations
@@ -35,69 +36,68 @@ from isthmus.logistic import likelihood_sums, newton, newton_steps, newton_toget
 from isthmus.randomness import Streams
 
 GATES = (-9.0, -1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 9.0)
-"""In deviations of judged queries' u: all lists are open with the first, none with the last."""
+"""Gates to try, in deviations of judged queries' u: all lists are open with the first, none with the last."""
 SLOPE = 0.25
-"""Deviations of u by which a gate opens by 1 in log-odds."""
+"""Deviations of u over which a gate opens by 1 in log-odds."""
 SHAPES = ((1e3, 0.4), (4.0, 1.0), (2.0, 1.0), (1.0, 1.0), (0.5, 1.0))
-"""(reach in deviations of the hits', above), see `model.bent`. The first is taken where queries are too few
-to tell: a straight line mostly overrates hits that stand out."""
+"""Shapes (reach in deviations of the hits', above), see `model.bent`. The first is used if queries are too
+few to decide: a straight line mostly overrates hits that stand out."""
 CLEAR = 4.0
-"""By which the log-likelihood of another shape must be higher than that of the first."""
+"""Least gain in log-likelihood for which another shape replaces the first."""
 PENALTY, PENALTY_BETWEEN = 1.0, 30.0
-"""½·penalty·θ² holds back the weights of the profile, and what tells lists apart; in deviations."""
+"""Penalties ½·penalty·θ² on the profile's weights, and on the terms that tell lists apart; in deviations."""
 BENDS = 10.0
-"""How much more firmly the bends of the curve are held than how steep it is."""
+"""Factor by which the bends of the curve are penalised more than its overall slope."""
 FAR = 2.0
-"""Deviations below the mean of judged queries' u where unlike queries begin."""
+"""Deviations below the mean of judged queries' u at which unlike queries begin."""
 BINS = 10
 LEAST_SPREAD = 0.1
-"""Of the variance that probabilities have with every list open."""
+"""Least variance of probabilities, as a share of that with every list open."""
 NO_CELL = -1
 LEAST_HITS = 25
-"""Of a cell, so that its share of relevant hits says something."""
+"""Least number of hits in a cell, so that its share of relevant hits is informative."""
 LAYERS = 3
-"""Into which queries are put by the mean of their hits, and by u."""
+"""Number of layers into which queries are divided by the mean of their hits, and by u."""
 DRAWS = 5
-"""Lists with missing hits that are made of every list."""
+"""Number of lists with missing hits that are made from every list."""
 
 TYPICAL, STEADY, ENOUGH = 0.5, 800.0, 50
-"""Log-odds by which a hit one deviation above another is likelier (.23 to .75 on the collections of `isthmus
-reproduce search`, with and without an encoder); how firmly that holds for few queries, and how many speak for
-themselves: ½·steady·(1/queries − 1/enough)·(more than that)²."""
+"""Typical log-odds by which a hit one deviation above another is more probable (.23 to .75 on the collections
+of `isthmus reproduce search`, with and without an encoder); strength of this prior for few queries; number
+of queries that need no prior: ½·steady·(1/queries − 1/enough)·(difference to typical)²."""
 
 USUAL_BETWEEN, USUAL_SHARE = 0.1, 0.7
-"""What tells lists apart, where few queries say otherwise: log-odds for a mean one deviation higher, and for
-u (−.25 to .24, and .16 to 1.26, the medians .1 and .8, on those collections)."""
+"""Prior weights of the terms that distinguish lists, for few queries: log-odds for a mean one deviation
+higher, and for u (−.25 to .24, and .16 to 1.26, the medians .1 and .8, on those collections)."""
 
 
 @dataclass(frozen=True)
 class CalibrationRules:
-    """What was chosen by how it does on collections, see `isthmus reproduce search`."""
+    """Rules chosen by their results on collections, see `isthmus reproduce search`."""
 
     caution: float = 0.95
-    """Of the base rate: what first hits of lists with missing hits stay below; infinite: none is closed."""
+    """Limit for first hits of lists with missing hits, as a share of the base rate; inf closes no list."""
     dishonest: float = 1.5
-    """Times the 95 % quantile of a perfect model: an error above it ends caution."""
+    """Calibration error that ends caution, as a multiple of the 95 % quantile of a perfect model."""
     knots: tuple[float, ...] = (0.15, 0.4, 0.65, 0.85, 0.95)
-    """The quantiles of z where the curve may bend."""
+    """Quantiles of z at which the curve may bend."""
     steep: float = 0.25
-    """How steep it is where few queries say otherwise: they mostly promise too much."""
+    """Prior slope of the curve for few queries, whose probabilities are mostly too high."""
     firm: float = 1e5
-    """½·firm/queries²·θ² holds that, in deviations of z."""
+    """Strength of that prior, ½·firm/queries²·θ², in deviations of z."""
     bounded: bool = False
-    """Whether pieces that would fall are bounded in the fit; else they are made level after it."""
+    """Whether falling pieces are prevented in the fit; otherwise they are made level after it."""
 
 
 RULES = CalibrationRules()
 
 Totals = Callable[[IntArray], FloatArray]
-"""(hits, relevant hits) of every cell, from the cell of every hit shown: (queries, `HITS`) → (cells, 2)."""
+"""Returns (hits, relevant hits) by cell, from the cell of every hit shown: (queries, `HITS`) → (cells, 2)."""
 
 
 @dataclass(frozen=True, eq=False)
 class RankedLists:
-    """The merged lists of judged queries: margins of shape (queries, LIST), the columns of each query and its
-    fold."""
+    """The merged lists of judged queries: margins of shape (queries, LIST), queries' columns and folds."""
 
     margins: FloatArray
     of_query: FloatArray
@@ -105,25 +105,26 @@ class RankedLists:
 
     @property
     def profiles(self) -> FloatArray:
-        """The profile of every query: the shape of its list beside its own features."""
+        """The profile of every query: the shape of its list, and its own columns."""
         return np.column_stack((shapes(self.margins), self.of_query))
 
     @property
     def deviations(self) -> FloatArray:
-        """Of the first `HITS` margins from the mean of their list."""
+        """Deviations of the first `HITS` margins from the mean of their list."""
         return np.asarray(self.margins[:, :HITS] - shapes(self.margins)[:, MEAN, None])
 
     @property
     def visible(self) -> NDArray[np.bool_]:
-        """Which of the first `HITS` places have a hit."""
+        """Mask of the first `HITS` places that have a hit."""
         return np.asarray(np.isfinite(self.margins[:, :HITS]))
 
     def take(self, rows: IntArray | NDArray[np.bool_]) -> RankedLists:
-        """Some of the queries."""
+        """Return some of the queries."""
         return RankedLists(self.margins[rows], self.of_query[rows], self.fold[rows])
 
     def with_missing(self, probabilities: FloatArray) -> RankedLists:
-        """`DRAWS` times the lists of which a hit is left out, as often as hits are relevant."""
+        """Return `DRAWS` copies of the lists with hits left out at random, each with its probability;
+        unchanged and empty lists are omitted."""
         lists = []
         for draw in range(DRAWS):
             left_out = Streams(0)("missing", draw).random(self.margins.shape) < probabilities
@@ -137,7 +138,7 @@ class RankedLists:
 
 @dataclass(frozen=True, eq=False)
 class HitGroups:
-    """Groups of hits: their fold, how many hits and relevant ones each has, and the cell of every hit."""
+    """Groups of hits: their fold, their numbers of hits and relevant hits, and the group of every hit."""
 
     of_hit: IntArray
     fold: IntArray
@@ -148,7 +149,7 @@ class HitGroups:
     def of(
         cls, lists: RankedLists, values: FloatArray, layer: IntArray, totals: Totals, *, least: int
     ) -> HitGroups:
-        """Groups of about equal values among the hits of every fold's queries of a layer."""
+        """Group the hits of every fold's queries of a layer by about equal values, and get the totals."""
         of_hit = np.full(lists.visible.shape, NO_CELL)
         folds: list[int] = []
         for fold in np.unique(lists.fold).tolist():
@@ -177,8 +178,9 @@ def _groups(
     least: int,
     is_full: Callable[[float, float, int], bool] = lambda first, value, size: size >= LEAST_HITS,
 ) -> Iterator[tuple[IntArray, IntArray]]:
-    """Hits from the highest value down in groups, as (queries, places): a group ends before a value where
-    `is_full(its first value, that value, its size)`, if it has hits of `least` queries; so does the last."""
+    """Yield groups of hits from the highest value down, as (queries, places). A group ends before a value if
+    `is_full(its first value, that value, its size)` and it has hits of `least` queries; a last group with
+    fewer joins the one before."""
     query, place = np.nonzero(among)
     order = np.argsort(-values[query, place], kind="stable")
     query, place = query[order], place[order]
@@ -198,8 +200,8 @@ def _groups(
 def fit_calibration(
     lists: RankedLists, totals: Totals, least: int, rules: CalibrationRules = RULES
 ) -> tuple[HitCalibration, dict[str, Honesty]]:
-    """The calibration of all lists, and its honesty on folds that were left out: with every list open
-    (before), and with the gate (after). Groups of hits are of at least `least` queries."""
+    """Fit the calibration of all lists. Returns it, and its errors on folds that were left out: with every
+    list open (before), and with the gate (after). Groups of hits have at least `least` queries."""
     most = len(lists.fold) // (2 * LAYERS * least)
     lists = replace(lists, fold=lists.fold % max(2, min(most, 1 + int(lists.fold.max()))))
     cells = HitGroups.of(lists, lists.deviations, _layers(lists.profiles[:, MEAN]), totals, least=least)
@@ -228,7 +230,7 @@ def fit_calibration(
         return _honesty(lists, probabilities(gate), totals, least)
 
     def excess(at: int) -> float:
-        """The error as a share of what a perfect model is below in nineteen cases of twenty."""
+        """Return the error as a multiple of the 95 % quantile of a perfect model."""
         return honesty(GATES[at]).ece / max(honesty(GATES[at]).floor_high, 1e-9)
 
     def differs(at: int) -> bool:
@@ -243,20 +245,20 @@ def fit_calibration(
 
 
 Calibrate = Callable[[RankedLists, Totals, int], tuple[HitCalibration, dict[str, Honesty]]]
-"""`fit_calibration`, or another in its place."""
+"""`fit_calibration`, or a replacement."""
 
 
 def _layers(values: FloatArray) -> IntArray:
-    """Of queries by a value, about equally many in each."""
+    """Divide queries by a value into layers of about equal size."""
     return np.searchsorted(np.quantile(values, np.arange(1, LAYERS) / LAYERS), values)
 
 
 Calibrations = Mapping[int | None, HitCalibration]
-"""By the fold whose lists it has not seen; that of all lists under None."""
+"""Calibrations by the fold whose lists they have not seen; under None that of all lists."""
 
 
 def _cross_fitted(lists: RankedLists, calibrations: Calibrations) -> FloatArray:
-    """Probabilities of hits by calibrations that have not seen their fold."""
+    """Return probabilities of hits by calibrations that have not seen their fold."""
     probabilities = np.zeros(lists.visible.shape)
     for fold in np.unique(lists.fold).tolist():
         mine = lists.take(lists.fold == fold)
@@ -265,7 +267,7 @@ def _cross_fitted(lists: RankedLists, calibrations: Calibrations) -> FloatArray:
 
 
 def _first_missing(lists: RankedLists, lines: Calibrations, calibrations: Calibrations) -> float:
-    """The mean probability of the first hit of lists with missing hits."""
+    """Return the mean probability of the first hit of lists with missing hits."""
     of_missing = []
     for fold in np.unique(lists.fold).tolist():
         mine = lists.take(lists.fold == fold)
@@ -276,8 +278,8 @@ def _first_missing(lists: RankedLists, lines: Calibrations, calibrations: Calibr
 
 
 def _honesty(lists: RankedLists, probabilities: FloatArray, totals: Totals, least: int) -> Honesty:
-    """The calibration error over tenths of the probability, joined where they have hits of few queries,
-    beside that of a perfectly calibrated model."""
+    """Return the calibration error over tenths of the probability, joined if they have hits of too few
+    queries, beside that of a perfectly calibrated model."""
 
     def is_full(first: float, value: float, size: int) -> bool:
         return int(first * BINS) > int(value * BINS)
@@ -307,7 +309,7 @@ def _honesty(lists: RankedLists, probabilities: FloatArray, totals: Totals, leas
 
 
 def _weighed(lists: RankedLists, cells: HitGroups, line: HitCalibration, fold: int | None) -> HitCalibration:
-    """The line, with the weights of the mean and of u beside what a hit stands out by."""
+    """Return the calibration with weights of the mean and of u, fitted beside the hit's deviation."""
     used = _used(cells, fold)
     own = replace(line, between=0.0, share=0.0).evidence(lists.margins[:, :HITS], lists.profiles[:, None])[
         used
@@ -327,14 +329,14 @@ def _weighed(lists: RankedLists, cells: HitGroups, line: HitCalibration, fold: i
 
 
 def _with_gate(line: HitCalibration, gate: float) -> HitCalibration:
-    """The line with a gate, in deviations of u."""
+    """Return the calibration with a gate, given in deviations of u."""
     return replace(line, gate=line.low + (FAR + gate) * line.spread, width=SLOPE * line.spread)
 
 
 def _curved(
     lists: RankedLists, cells: HitGroups, line: HitCalibration, fold: int | None, rules: CalibrationRules
 ) -> HitCalibration:
-    """The line with the curve from z to log-odds."""
+    """Return the calibration with the fitted curve from z to log-odds."""
     used = _used(cells, fold)
     z = line.evidence(lists.margins[:, :HITS], lists.profiles[:, None])[used]
     knots = np.quantile(z, rules.knots)
@@ -359,8 +361,8 @@ def _curved(
 
 
 def _line(lists: RankedLists, cells: HitGroups, *, without: int | None = None) -> HitCalibration:
-    """Step 1, of all lists or without those of a fold, and u from it. Few queries say little of the slope,
-    which is 0 or more and drawn to `TYPICAL` for a margin in deviations of the hits'."""
+    """Fit step 1 to all lists or without those of a fold, and u from it. With few queries the slope, which is
+    0 or more, is drawn to `TYPICAL` for a margin in deviations of the hits'."""
     used, some = _used(cells, without), lists if without is None else lists.take(lists.fold != without)
     deviations = lists.deviations[used]
     means = np.broadcast_to(lists.profiles[:, MEAN, None], cells.of_hit.shape)[used]
@@ -371,7 +373,7 @@ def _line(lists: RankedLists, cells: HitGroups, *, without: int | None = None) -
     penalty, bounds = np.array([firm, PENALTY_BETWEEN, 1e-3]), np.array([-TYPICAL, -np.inf, -np.inf])
 
     def fit(reach: float, above: float) -> tuple[float, tuple[float, float, float, float]]:
-        """(loss, (slope, reach, between, start)) of a shape."""
+        """Return (loss, (slope, reach, between, start)) of a shape."""
         own = bent(deviations, reach * spread, above)
         width = max(float(own.std()), 1e-9)
         features = np.stack((own / width, (means - centre) / wide, np.ones(len(own))))
@@ -393,7 +395,7 @@ def _line(lists: RankedLists, cells: HitGroups, *, without: int | None = None) -
 
 
 def _answerable(lists: RankedLists, line: HitCalibration) -> HitCalibration:
-    """The line with u, from these lists and those with missing hits."""
+    """Return the calibration with u, fitted to these lists and to those with missing hits."""
     profiles = lists.profiles
     missing = lists.with_missing(line(lists.margins, profiles[:, None])).profiles
     centre, scale = profiles.mean(axis=0), profiles.std(axis=0)
@@ -414,7 +416,7 @@ def _answerable(lists: RankedLists, line: HitCalibration) -> HitCalibration:
 
 
 def _used(cells: HitGroups, without: int | None) -> NDArray[np.bool_]:
-    """The hits of cells of other folds."""
+    """Mask of the hits in cells of other folds."""
     some = (cells.of_hit >= 0) & (cells.fold[cells.of_hit] != without)
     return np.asarray(some & (cells.hits[cells.of_hit] > 0))
 
@@ -427,8 +429,8 @@ def _fit(
     penalty: FloatArray,
     least: FloatArray,
 ) -> tuple[float, FloatArray]:
-    """(loss, θ) of logit p = θ·features + offset, none below `least`, by the likelihood of how many hits of
-    every cell are relevant, were they as many as p says on average."""
+    """Fit logit p = θ·features + offset with no θ below `least`, and return (loss, θ). The likelihood is that
+    of the number of relevant hits in every cell, with the mean p of its hits."""
     cell = np.unique(cells.of_hit[used], return_inverse=True)
     hits, size = cells.hits[cell[0]], np.bincount(cell[1])
     relevant = np.clip(cells.relevant[cell[0]], 0, hits)

@@ -1,9 +1,9 @@
-"""Whether a learned model takes the baseline's place: only one that clearly gains and rarely harms.
+"""Whether a learned model replaces the baseline: only one that clearly gains and rarely harms.
 
 A model is adopted if the 95 % interval of its mean difference to the baseline over cross-validated queries
 lies above 0, if at most `MOST_LOSERS` of queries lose more than `MUCH` (the upper 95 % bound of that share,
-Clopper & Pearson 1934), and if its GeoRisk is not below the baseline's. Of several the smallest is chosen, a
-larger one where it is clearly better than the smaller.
+Clopper & Pearson 1934), and if its GeoRisk is not below the baseline's. Of several such models the smallest
+is chosen, or a larger one if it is clearly better than the smaller.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from isthmus.evaluation import georisk
 
 BASELINE = "baseline"
 MUCH = 0.2
-"""Of nDCG@10: whoever loses more has noticed."""
+"""Loss of nDCG@10 that a user would notice."""
 MOST_LOSERS = 0.10
 MOST_NEEDED = 100_000
-"""Judged queries above which more of them are no advice."""
+"""Number of judged queries from which on no advice to judge more is given."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A model beside another, query by query: the mean difference of nDCG@10, its 95 % interval, how many
-    queries gained and lost, the share that lost more than `MUCH` with its upper bound, and GeoRisk."""
+    """Comparison of a model with another, query by query: the mean difference of nDCG@10, its 95 % interval,
+    the numbers of queries that gained and lost, the number that lost more than `MUCH` with the upper bound
+    of its share, and GeoRisk."""
 
     mean: float
     low: float
@@ -44,7 +45,7 @@ class Difference:
 
     @classmethod
     def of(cls, values: FloatArray, before: FloatArray, groups: IntArray | None = None) -> Difference:
-        """Of two models' nDCG@10 of the same queries; `groups` of linked queries count once."""
+        """Compare two models by their nDCG@10 of the same queries; `groups` of linked queries count once."""
         from scipy.special import betaincinv
 
         difference = values - before
@@ -60,12 +61,12 @@ class Difference:
 
     @property
     def better(self) -> bool:
-        """Whether it is clearly better."""
+        """Whether the model is clearly better."""
         return self.low > 0
 
     @property
     def refusal(self) -> str:
-        """Why a model with this difference to the baseline is not adopted; empty if it is."""
+        """Reason why a model with this difference to the baseline is not adopted; empty if it is."""
         if not self.better:
             return (
                 f"learning gained nothing yet: {self.mean:+.4f} nDCG@10 ({self.low:+.4f} to {self.high:+.4f})"
@@ -81,7 +82,7 @@ class Difference:
 
     @property
     def needed(self) -> int | None:
-        """Judged queries with which this mean and deviation would be clear; None where no number would."""
+        """Number of judged queries at which this mean and deviation would be clear; None if there is none."""
         clear = int(np.ceil((2.0 * self.deviation / self.mean) ** 2)) if self.mean > 0 else MOST_NEEDED
         losers = self.lost_much / self.queries
         few = int(np.ceil(3.0 / MOST_LOSERS)) if losers == 0 else self.queries
@@ -93,7 +94,7 @@ class Difference:
 
 
 def _interval(difference: FloatArray, groups: IntArray | None) -> tuple[float, float, float, float]:
-    """(mean, low, high, deviation a query): Student's interval, robust to what linked queries share."""
+    """Return (mean, low, high, deviation per query) by Student's interval, robust to linked queries."""
     from scipy.special import stdtrit
 
     count, mean = len(difference), float(difference.mean())
@@ -109,13 +110,13 @@ def _interval(difference: FloatArray, groups: IntArray | None) -> tuple[float, f
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """The model to use, the one that was best of those learned, and why the baseline stays if it does."""
+    """The model to use, the best of those learned, and the reason for the choice."""
 
     kind: str
     best: str
     why: str
     differences: Mapping[str, Difference]
-    """Of every model to the baseline."""
+    """Difference of every model to the baseline."""
 
     @property
     def adopted(self) -> bool:
@@ -124,7 +125,7 @@ class ModelChoice:
 
 
 def choose(values: Mapping[str, FloatArray], groups: IntArray | None = None) -> ModelChoice:
-    """The choice among models, from their cross-validated nDCG@10 by query, the smallest model first.
+    """Choose among models by their cross-validated nDCG@10 per query, ordered from the smallest model.
 
     `values` has the baseline under its name.
     """

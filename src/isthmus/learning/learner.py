@@ -1,13 +1,13 @@
-"""Silos learn one search model from sums: fit, cross-validate, choose, calibrate.
+"""Learning of one search model from sums over silos: fit, cross-validate, choose, calibrate.
 
-    baseline    what would be used without learning: BM25's share, or equal shares of it and the encoder
-    weight      one share between BM25 and the encoder, of a grid
+    baseline    the search without learning: BM25's share, or equal shares of it and the encoder
+    weight      one share between BM25 and the encoder, from a grid
     stack       a logistic model of the retrievers' scores
     linear      a logistic model of all columns, drawn towards the baseline's order
 
 Every model is fitted without each fold of the queries and once with all, in questions that these fits share.
-Hits of a fold are ranked over all silos by the model that has not seen it; `guard.choose` decides by nDCG@10
-of the judged queries, where a document is right or not.
+Hits of a fold are ranked over all silos by the model that has not seen it. `guard.choose` decides by nDCG@10
+of the judged queries, with documents either right or not.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from isthmus.learning.weighing import cross_examined
 from isthmus.logistic import newton_together
 
 PENALTY = 100.0
-"""½·penalty·θ² holds back what a column adds to the baseline's order."""
+"""Penalty ½·penalty·θ² on the columns' additions to the baseline's order."""
 GRID = tuple(round(0.1 * step, 1) for step in range(1, 10))
-"""Shares of BM25 that are tried."""
+"""Shares of BM25 to try."""
 LEAST_QUERIES, LEAST_RELEVANT = 10, 20
-"""Judged queries, and relevant documents among the candidates, that learning needs."""
+"""Least numbers of judged queries, and of relevant documents among the candidates, for learning."""
 SHORTEST = 0.05
-"""Of judged queries: what these say of shorter ones is too little to rank them by."""
+"""Share of judged queries that may have fewer words than `least_words`: too few to rank such queries by."""
 ROUNDING = 1e-3
-"""By which totals under masks may be off."""
+"""Largest rounding error of totals under masks."""
 ONE_SILO = "one silo"
-"""In a record: how honest probabilities are where one silo is searched."""
+"""Name, in a record, of the calibration error when one silo is searched."""
 MODES = (SUMS, FEDRISK) = "sums", "fedrisk"
 _COUNTED = (LossSums, GainsOf, HitsByCell, OwnHitsByCell, RelevantOf)
 _BM25, _DENSE = (COLUMNS.index(name) for name in RETRIEVERS)
@@ -71,7 +71,7 @@ _SHOWS_HITS = "its best hits' margins, as any search does"
 
 @dataclass(frozen=True)
 class BaselineScale:
-    """Mean and deviation of the retrievers' scores, as the hybrid has them; no cosines without an encoder."""
+    """Mean and deviation of the retrievers' scores, as in hybrid search; no cosines without an encoder."""
 
     bm25: tuple[float, float] | None = None
     dense: tuple[float, float] | None = None
@@ -88,17 +88,17 @@ class BaselineScale:
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """What a learning run may do.
+    """Options of a learning run.
 
-    `models` are tried in this order, the smallest first. In the mode "sums" whoever asks sees totals of all
-    silos; in "fedrisk" silos are weighed first by what their models are worth to each other, for which each
-    shows its own model's weights and mean errors (`weighing`).
+    `models` are tried in this order, the smallest first. In the mode "sums" the asker sees totals of all
+    silos. In "fedrisk" silos are weighed first by the value of their models to each other, for which each
+    reveals its own model's weights and mean errors (`weighing`).
     """
 
     models: tuple[str, ...] = ("weight", "stack", "linear")
     penalty: float = PENALTY
     least_queries: int = LEAST_QUERIES
-    """Whose hits a group of hits has at least."""
+    """Least number of queries with hits in a group of hits."""
     mode: str = SUMS
     calibrate: Calibrate = fit_calibration
 
@@ -112,7 +112,7 @@ BY_WORDS, DEFAULTS = BaselineScale(), LearningOptions()
 
 @dataclass(frozen=True, eq=False)
 class _Session:
-    """What is known of the judged queries of all silos while they learn."""
+    """Data about the judged queries of all silos during a learning run."""
 
     silos: Silos
     baseline: BaselineScale
@@ -121,7 +121,7 @@ class _Session:
     scale: FloatArray
     fold: IntArray
     outcome_fold: IntArray
-    """The folds in the order of outcomes, which `relevant` and all gains have."""
+    """The folds in the order of outcomes, which is also that of `relevant` and of all gains."""
     of_query: FloatArray
     relevant: FloatArray
     report: Callable[[str], None]
@@ -133,11 +133,11 @@ class _Session:
 
     @property
     def by_query(self) -> FloatArray:
-        """What a row counts: queries with many relevant documents as much as others."""
+        """Weight of a row, with which queries with many relevant documents count as much as others."""
         return 1 / np.maximum(self.relevant, 1.0)
 
     def sum(self, question: LearningQuestion) -> FloatArray:
-        """Over silos; rows of each count as much as its weight where they are weighed."""
+        """Return the sum of the answers over silos, with silos' weights if they are weighed."""
         weights = self.weighed.weights
         if not weights or not isinstance(question, _COUNTED):
             return self.silos.sum(question)
@@ -155,10 +155,10 @@ def learn(
     groups: IntArray | None = None,
     report: Callable[[str], None] = lambda stage: None,
 ) -> tuple[SearchModel, Record]:
-    """Learn from all silos; the model to use, calibrated, and what was done.
+    """Learn from all silos. Returns the model to use, calibrated, and the record of the run.
 
-    `groups` of queries that hang together count once. `report` hears of every stage. DataError where there
-    is too little to learn from.
+    `groups` of linked queries count once. `report` is called at every stage. Raises DataError if there is too
+    little to learn from.
     """
     began = time.monotonic()
     counting = _Counting(silos.carrier)
@@ -210,13 +210,13 @@ def learn(
 
 
 def _least_words(session: _Session) -> float:
-    """Words that all but `SHORTEST` of the judged queries have."""
+    """Return the number of words that all but a share `SHORTEST` of the judged queries have."""
     words = session.of_query[np.isfinite(session.of_query[:, 0]), 0]
     return float(np.exp(np.quantile(words, SHORTEST, method="lower"))) if len(words) else 0.0
 
 
 def _replaced(session: _Session, model: SearchModel, ranking: _Ranking) -> SearchModel:
-    """The baseline, calibrated on its own lists, for hits of silos that have not the model."""
+    """Return the baseline, calibrated on its own lists, for hits of silos without the model."""
     if model.kind == BASELINE:
         return model
     weights = session.baseline.weights
@@ -270,7 +270,7 @@ def _session(
 
 
 def _agreed_folds(silos: Silos, queries: int) -> FloatArray:
-    """The folds that most silos deal queries into, in both orders; TooFew names those that deal otherwise."""
+    """Return the folds of queries, in both orders. Raises TooFew with the silos that differ from most."""
     folds = collected(silos, FoldsOf(), 2 * queries, shows="the fold of each query, the same in every silo")
     (usual, _), *_ = Counter(each.tobytes() for each in folds.values()).most_common()
     reason = "silos deal queries into folds in different ways: their hash keys differ"
@@ -284,8 +284,8 @@ def _agreed_folds(silos: Silos, queries: int) -> FloatArray:
 
 
 def _check_totals(totals: FloatArray) -> FloatArray:
-    """Totals of rows, or a ProtocolError for what no rows have: one of the silos does not add what it
-    should, and masks do not tell which."""
+    """Return totals of rows, or raise ProtocolError for impossible ones: one of the silos adds something
+    else, and under masks it cannot be identified."""
     if (totals < -ROUNDING).any():
         raise ProtocolError("totals that no rows have: a silo does not add what it was asked for")
     return totals
@@ -293,8 +293,8 @@ def _check_totals(totals: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class _Ranking:
-    """The lists of all queries under a model, of every silo in the order of names and merged, and nDCG@10
-    in the order of outcomes."""
+    """The lists of all queries under a model, of every silo in the order of names and merged, and nDCG@10 in
+    the order of outcomes."""
 
     values: FloatArray
     by_silo: tuple[FloatArray, ...]
@@ -317,8 +317,8 @@ def _ranked(session: _Session, weights: FloatArray) -> _Ranking:
 def _calibrated(
     session: _Session, weights: FloatArray, ranking: _Ranking
 ) -> tuple[dict[str, Any], dict[str, Honesty]]:
-    """The calibrations of the hits of merged lists and of every silo's own, as a model has them; and how
-    honest they are."""
+    """Calibrate the hits of merged lists, and of every silo's own. Returns the calibrations as fields of a
+    model, and their calibration errors."""
     ranked, silos = (session.centre, session.scale, weights), len(ranking.by_silo)
     session.report("calibration of hits shown")
     whole, honesty = _fitted(
@@ -335,8 +335,7 @@ def _calibrated(
 def _fitted(
     session: _Session, lists: Sequence[FloatArray], asks: Callable[[FloatArray], LearningQuestion]
 ) -> tuple[HitCalibration, dict[str, Honesty]]:
-    """The calibration of the hits of tables of lists, each with one of every query, from totals over groups
-    of them."""
+    """Calibrate the hits in tables of lists, each with one list per query, from totals by group."""
     best, times = np.concatenate(lists), len(lists)
     some = np.isfinite(best[:, 0])
 
@@ -364,7 +363,7 @@ class _Fitted:
 
 
 def _weight(session: _Session) -> _Fitted | None:
-    """The share of BM25 with the best mean nDCG@10 over the other folds; of equal ones the nearest to ½."""
+    """Choose the share of BM25 with the best mean nDCG@10 over the other folds; on ties the nearest to ½."""
     if not session.baseline.dense:
         return None
     session.report("weight: shares of BM25")
@@ -384,7 +383,7 @@ def _weight(session: _Session) -> _Fitted | None:
 
 
 def _stack(session: _Session) -> _Fitted | None:
-    """Without an encoder there is one retriever, and nothing to stack."""
+    """Fit the stack; without an encoder there is one retriever, and nothing to stack."""
     if not session.baseline.dense:
         return None
     return _logistic(session, "stack", np.isin(COLUMNS, RETRIEVERS))
@@ -403,8 +402,8 @@ _FITS: Mapping[str, _Fit] = {"weight": _weight, "stack": _stack, "linear": _line
 
 
 def _logistic(session: _Session, name: str, used: Any) -> _Fitted:
-    """Relevance by the baseline's score, free, and by the columns used, held back; fitted without each fold
-    and with all queries. Weights of rising columns are 0 or more."""
+    """Fit relevance by the baseline's score, almost unpenalised, and by the columns used, penalised; without
+    each fold and with all queries. Weights of rising columns are 0 or more."""
     session.report(f"{name}: fits")
     lead, penalty = session.baseline.weights, _penalties(session.options.penalty, used)
     folds = [EVERY, *range(session.folds)]
@@ -422,7 +421,7 @@ def _logistic(session: _Session, name: str, used: Any) -> _Fitted:
 
 
 def _penalties(penalty: float, used: Any) -> FloatArray:
-    """Of the features of `LossSums`: the baseline's order is free, and so is what tells queries apart."""
+    """Return the penalties of the features of `LossSums`, low for the baseline's score and query columns."""
     columns = np.where(np.isin(np.array(COLUMNS)[used], OF_QUERY), 1e-2, penalty)
     return np.concatenate(([1e-3], columns, [1e-6]))
 

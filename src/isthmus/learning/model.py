@@ -1,16 +1,17 @@
-"""A search model: weights over the columns of a candidate, and the probability of a hit that is shown.
+"""A search model: weights over the columns of a candidate, and the probability of a displayed hit.
 
     margin = start + Σ weights·(column − centre)/scale                       a column that is missing adds 0
     z = open(u)·slope·bent(margin − mean) + between·mean + share·u(profile)
+    open(u) = 1/(1 + exp((gate − u)/width))
     logit p = start + curve(z)                                        in pieces between knots, falling in none
     p → base + likeness·(p − base)       drawn down to the base rate for a query unlike those that were judged
 
-A query's profile is the shape of its list over all silos (`columns.PROFILE`): margins fall more slowly where
-nothing stands out. u are the log-odds that a list is whole rather than one whose relevant hits were left out.
-Hits of one list differ in probability as far as it looks whole, open(u) = 1/(1 + exp((gate − u)/width)): what
-stands out where the relevant hits are missing stands out as much. The mean is that of the first ten margins.
-Deviations from it are `bent`, since a hit that stands out twice as much is not twice as sure, and those above
-it count `above` times.
+A query's profile is the shape of its list over all silos (`columns.PROFILE`): margins fall more slowly if
+nothing stands out. u is the log-odds that a list is whole rather than one whose relevant hits were left out.
+Hits of one list differ in probability only to the extent open(u) that it looks whole, because in a list whose
+relevant hits are missing other hits stand out as much. The mean is that of the first ten margins. Deviations
+from it are `bent`, since a hit that stands out twice as much is not twice as sure, and those above it are
+multiplied by `above`.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from isthmus.learning.columns import COLUMNS, GROUPS, MEAN, PROFILE, RISING
 from isthmus.tables import Bundle
 
 KINDS = ("baseline", "weight", "stack", "linear")
-"""Of models, by their number of parameters."""
+"""Kinds of models, by their number of parameters."""
 MOST_BYTES = 1 << 20
 KNOTS = 5
-"""Of z, where the curve to log-odds may bend."""
+"""Number of values of z at which the curve to log-odds may bend."""
 LARGEST = 1e12
-"""The largest number of a model, and of one divided by a scale: margins of such are still numbers."""
+"""Largest absolute number in a model, and largest reciprocal of a scale: margins are then finite."""
 MOST_COMMON = 3.0
-"""Deviations below the mean idf of judged queries' words where unlike queries begin."""
+"""Deviations below the mean idf of judged queries' words at which unlike queries begin."""
 _RISING, _IDF = np.isin(COLUMNS, RISING), PROFILE.index("idf")
 
 
@@ -49,54 +50,55 @@ class Weights:
     start: float = 0.0
 
     def standardised(self, table: FloatArray) -> FloatArray:
-        """(column − centre)/scale of every row; 0 where it is missing."""
+        """Return (column − centre)/scale of every row; 0 where a column is missing."""
         return standardised(table, self.centre, self.scale)
 
     def parts(self, table: FloatArray) -> FloatArray:
-        """What every column adds to the margin, row by row."""
+        """Return the contribution of every column to the margin, row by row."""
         return self.standardised(table) * self.weights
 
     def __call__(self, table: FloatArray) -> FloatArray:
-        """The margin of every row."""
+        """Return the margin of every row."""
         return np.asarray(self.start + self.parts(table).sum(axis=1))
 
 
 def standardised(values: FloatArray, centre: FloatArray, scale: FloatArray) -> FloatArray:
-    """(value − centre)/scale; 0 where a value is not finite."""
+    """Return (value − centre)/scale; 0 where a value is not finite."""
     return np.where(np.isfinite(values), (values - centre) / scale, 0.0)
 
 
 def bent(deviation: FloatArray, reach: float, above: float) -> FloatArray:
-    """d/(1 + |d|/reach): about d where it is small, and never beyond the reach; above 0 so many times."""
+    """Return d/(1 + |d|/reach), about d if small and never beyond the reach; times `above` if positive."""
     own = deviation / (1 + np.abs(deviation) / reach)
     return np.asarray(np.minimum(own, above * own))
 
 
 def pieces(z: FloatArray, knots: FloatArray) -> FloatArray:
-    """How much of the way from 0 to every z lies between two knots: (pieces, z)."""
+    """Return the part of the way from 0 to every z that lies between two knots: (pieces, z)."""
     edges = np.concatenate(([-np.inf], knots, [np.inf]))[:, None]
     return np.asarray(np.clip(z, edges[:-1], edges[1:]) - np.clip(0.0, edges[:-1], edges[1:]))
 
 
 @dataclass(frozen=True, eq=False)
 class HitCalibration:
-    """From margins and the query's profile to probabilities; fitted on hits that would be shown.
+    """Maps margins and the query's profile to probabilities; fitted on hits that would be shown.
 
-    The log-odds u that a list has something relevant come from its profile: `centre`, `scale`, `weights` and
-    `bias`. Below `low` a query is unlike those that were judged, the more the more `spread` it is below.
+    The log-odds u that a list has relevant hits follow from its profile: `centre`, `scale`, `weights` and
+    `bias`. Below `low` a query is unlike those that were judged, the more so the further u is below it in
+    units of `spread`.
     """
 
     slope: float
-    """Within a list."""
+    """Slope within a list."""
     reach: float
-    """Of what a hit stands out by, see `bent`."""
+    """Reach of a hit's deviation, see `bent`."""
     between: float
     start: float
     above: float
     share: float
-    """What u counts for."""
+    """Weight of u."""
     base: float
-    """The share of hits shown that are relevant."""
+    """Share of relevant hits among those shown."""
     bias: float
     low: float
     spread: float
@@ -104,25 +106,26 @@ class HitCalibration:
     scale: FloatArray
     weights: FloatArray
     gate: float = -LARGEST
-    """The u of lists whose hits differ half as much as they could."""
+    """u of lists whose hits differ half as much as they could."""
     width: float = 1.0
     knots: FloatArray = field(default_factory=lambda: np.arange(float(KNOTS)))
     slopes: FloatArray = field(default_factory=lambda: np.ones(KNOTS + 1))
-    """Of the curve, piece by piece; 0 or more."""
+    """Slopes of the curve, piece by piece; 0 or more."""
 
     @property
     def rise(self) -> float:
-        """By which log-odds rise with a margin in a list that is surely whole, on the whole."""
+        """Average rise of log-odds with the margin, in a list that is surely whole."""
         return float(self.slopes.mean()) * self.slope
 
     def answerable(self, profiles: FloatArray) -> FloatArray:
-        """u of every row of profiles."""
+        """Return u of every row of profiles."""
         return np.asarray(standardised(profiles, self.centre, self.scale) @ self.weights + self.bias)
 
     def likeness(self, profiles: FloatArray) -> FloatArray:
-        """Between 0 and 1 for every row of profiles: how much like those of judged queries it is.
+        """Return how similar every row of profiles is to those of judged queries, between 0 and 1.
 
-        Neither a list in which nothing stands out nor words far more common than theirs are like them.
+        It is low for a list in which nothing stands out, and for words far more common than those of judged
+        queries.
         """
         below = np.maximum((self.low - self.answerable(profiles)) / self.spread, 0.0)
         rarity = standardised(profiles, self.centre, self.scale)[..., _IDF]
@@ -130,13 +133,13 @@ class HitCalibration:
         return np.asarray(np.exp(-0.5 * (below**2 + common**2)))
 
     def odds(self, margins: FloatArray, profiles: FloatArray) -> FloatArray:
-        """logit p before it is drawn to the base rate; lowest where a margin is not finite."""
+        """Return logit p before it is drawn to the base rate; −inf where a margin is not finite."""
         z = self.evidence(margins, profiles)
         odds = self.start + self.slopes @ pieces(z.reshape(-1), self.knots)
         return np.asarray(np.where(np.isfinite(margins), odds.reshape(z.shape), -np.inf))
 
     def evidence(self, margins: FloatArray, profiles: FloatArray) -> FloatArray:
-        """z of every margin."""
+        """Return z of every margin."""
         from scipy.special import expit
 
         u, mean = self.answerable(profiles), profiles[..., MEAN]
@@ -145,7 +148,7 @@ class HitCalibration:
         return np.asarray(within + self.between * mean + self.share * u)
 
     def __call__(self, margins: FloatArray, profiles: FloatArray) -> FloatArray:
-        """The probability of every margin; `profiles` has a row for each, or is one for all."""
+        """Return the probability of every margin; `profiles` has a row for each, or one for all."""
         from scipy.special import expit
 
         probabilities = expit(self.odds(margins, profiles))
@@ -163,10 +166,10 @@ class SavedModel(Bundle):
 
 @dataclass(frozen=True, eq=False)
 class SearchModel:
-    """One of `KINDS`, with its calibration once hits have been judged.
+    """A model of one of `KINDS`, with its calibration once hits have been judged.
 
     `encoder` is the fingerprint of the encoder whose cosines it reads; empty for none. Queries of fewer words
-    than `least_words` are the baseline's: hardly any so short was judged.
+    than `least_words` are left to the baseline: hardly any so short was judged.
     """
 
     kind: str
@@ -175,24 +178,25 @@ class SearchModel:
     encoder: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
     baseline: Self | None = None
-    """What it replaces, calibrated on the same queries: for hits of silos that have not this model."""
+    """The replaced baseline, calibrated on the same queries, for hits of silos without this model."""
     least_words: float = 0.0
     single: HitCalibration | None = None
-    """Of the hits of one silo's own list: relevant ones are elsewhere more often."""
+    """Calibration for one silo's own list: its relevant hits are more often in other silos."""
     silos: int = 1
-    """Whose merged lists `calibration` is of."""
+    """Number of silos with lists merged for `calibration`."""
 
     def of_query(self, ln_words: float) -> Self:
-        """The model for a query of so many words, by the logarithm that `columns.OF_QUERY` has of them."""
+        """Return the model for a query, by the logarithm of its number of words in `columns.OF_QUERY`."""
         short = self.baseline is not None and ln_words < np.log(max(self.least_words, 1e-9)) - 1e-9
         return self.baseline if self.baseline is not None and short else self
 
     def probabilities(
         self, margins: FloatArray, profile: FloatArray, silos: int | None = None
     ) -> FloatArray | None:
-        """Of a query's hits, from its profile over so many silos, or all; None before anything was judged.
+        """Return the probabilities of a query's hits, from its profile over so many silos, by default all;
+        None before anything was judged.
 
-        Between one silo and all, log-odds are between those of one and of all.
+        Between one silo and all, log-odds are interpolated between those of one and of all.
         """
         from scipy.special import expit, logit
 
@@ -207,24 +211,24 @@ class SearchModel:
         return np.asarray(expit(missing * logit(single) + (1 - missing) * logit(whole)))
 
     def likeness(self, profile: FloatArray, silos: int | None = None) -> float:
-        """How much like those of judged queries a query's list over so many silos is, between 0 and 1."""
+        """Return the similarity (0 to 1) of a query's list over so many silos to those of judged queries."""
         missing = self._missing(silos)
         lines = ((self.calibration, 1 - missing), (self.single, missing))
         return sum(share * float(line.likeness(profile)) if line else share for line, share in lines)
 
     def _missing(self, silos: int | None) -> float:
-        """The share of silos that were not searched, of all but one."""
+        """Return the share of silos that were not searched, of all but one."""
         if silos is None or self.silos < 2:
             return 0.0
         return min(max((self.silos - silos) / (self.silos - 1), 0.0), 1.0)
 
     def evidence(self, table: FloatArray) -> Mapping[str, FloatArray]:
-        """What each retriever's columns add to the margin of every row."""
+        """Return the contribution of each retriever's columns to the margin of every row."""
         parts = self.score.parts(table)
         return {name: parts[:, list(columns)].sum(axis=1) for name, columns in GROUPS.items()}
 
     def to_bytes(self) -> bytes:
-        """The model as the bytes of its file."""
+        """Serialise the model."""
         return self._saved().to_bytes()
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -255,12 +259,12 @@ class SearchModel:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
-        """Read it back; a DataError if it is not one of these columns."""
+        """Read a model's file; DataError if it was learned from other columns."""
         return SavedModel.restore(path, cls._of)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """What came over the wire; anything else is a ProtocolError."""
+        """Parse a model from the network; ProtocolError if it is invalid."""
         return SavedModel.receive(data, cls._of)
 
     @classmethod
@@ -275,7 +279,7 @@ class SearchModel:
 
 
 def _parts(saved: SavedModel, prefix: str) -> dict[str, Any]:
-    """Kind, score and calibrations of a saved model, checked."""
+    """Return kind, score and calibrations of a saved model; ValueError if they are invalid."""
     header, arrays = saved.header, saved.arrays
     if header[f"{prefix}kind"] not in KINDS:
         raise ValueError("a model of an unknown kind")
@@ -288,7 +292,7 @@ def _parts(saved: SavedModel, prefix: str) -> dict[str, Any]:
 
 
 def _line(saved: SavedModel, part: str) -> HitCalibration | None:
-    """One of a saved model's calibrations, checked."""
+    """Return one of a saved model's calibrations, None if it has none; ValueError if it is invalid."""
     header, arrays = saved.header, saved.arrays
     if f"{part}calibration" not in header:
         return None

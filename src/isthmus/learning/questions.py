@@ -1,12 +1,13 @@
-"""What silos are asked while they learn, and the rows of one silo that answer.
+"""Questions to silos during learning, and the rows of one silo that answer them.
 
 A silo has rows: the candidates of all judged queries, their columns, and whether each is relevant. It answers
-every question with one vector; whoever asks uses the sum over silos (`Silos.sum`), except for what any search
-tells anyway and is collected: a query's best margins and its words' rarity. A fit from such sums is the one
-of all rows in one place, to the last digits.
+every question with one vector. The asker uses the sum over silos (`Silos.sum`), except for values that any
+search reveals anyway and that are collected: a query's best margins and its words' rarity. A fit from such
+sums equals one on all rows in one place, to the last digits.
 
-What judgements say of single queries comes in the order of outcomes, which silos may keep to themselves: who
-asks learns how good lists are, and not of which query. What they say of hits comes by groups of hits.
+Results that reveal judgements of single queries come in the order of outcomes, which silos may keep to
+themselves: the asker learns how good lists are, but not of which query. Results about judged hits come by
+groups of hits.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from isthmus.logistic import Steps, likelihood_sums, newton_steps, newton_togeth
 from isthmus.tables import Bundle, Declared
 
 EVERY = -1
-"""The fold that no query is in."""
+"""Number of the fold that contains no query."""
 TOLERANCE = 1e-9
 MOST_BYTES, MOST_FITS, MOST_CELLS, MOST_SILOS = 64 << 20, 64, 4096, 1000
 
 
 def _unweighed() -> FloatArray:
-    """All silos count alike; else there is what the rows of each count, in the order of their names."""
+    """Return no weights: all silos count alike. Otherwise there is one per silo, in the order of names."""
     return np.empty(0)
 
 
@@ -45,17 +46,17 @@ class LearningMessage(Bundle):
 
     @classmethod
     def check(cls, header: Mapping[str, Any], declared: Mapping[str, Declared]) -> None:
-        """Vectors and tables of reals."""
+        """Raise DataError unless all arrays are vectors or tables of reals."""
         if any(len(each.shape) > 2 or each.dtype != np.float64 for each in declared.values()):
             raise DataError("has arrays that are no vectors or tables of reals")
 
 
 @dataclass(frozen=True, eq=False)
 class LearningQuestion:
-    """What a silo is asked; every kind says what its answer is."""
+    """A question to a silo; the docstring of every kind describes the answer."""
 
     def to_bytes(self) -> bytes:
-        """The question as bytes."""
+        """Serialise the question."""
         header: dict[str, Any] = {"kind": type(self).__name__}
         arrays = {}
         for each in fields(self):
@@ -69,7 +70,7 @@ class LearningQuestion:
 
 @dataclass(frozen=True, eq=False)
 class Start(LearningQuestion):
-    """Work out the rows of these queries: (rows, relevant rows, judged queries); the same for all silos."""
+    """Prepare the rows of these queries, the same for all silos: (rows, relevant rows, judged queries)."""
 
     queries: tuple[str, ...]
     folds: int
@@ -77,29 +78,29 @@ class Start(LearningQuestion):
 
 @dataclass(frozen=True, eq=False)
 class FoldsOf(LearningQuestion):
-    """The fold of every query, the same in all silos; collected."""
+    """The fold of every query, in query order and in that of outcomes; the same in all silos; collected."""
 
 
 @dataclass(frozen=True, eq=False)
 class QueryColumns(LearningQuestion):
-    """The columns of `OF_QUERY` of every query, −inf without a candidate; collected, everywhere the same."""
+    """The columns `OF_QUERY` of every query, −inf without a candidate; collected, the same in all silos."""
 
 
 @dataclass(frozen=True, eq=False)
 class RelevantOf(LearningQuestion):
-    """By query: documents that were judged relevant, candidates or not, `weight` times."""
+    """The weighted number of documents judged relevant, candidates or not, in the order of outcomes."""
 
     silo_weights: FloatArray = field(default_factory=_unweighed)
 
 
 @dataclass(frozen=True, eq=False)
 class ColumnMoments(LearningQuestion):
-    """(n, Σx, Σx²) of every column over the rows where it is there."""
+    """(n, Σx, Σx²) of every column over the rows that have it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Standardised(LearningQuestion):
-    """About columns less `centre`, divided by `scale`, one value a column."""
+    """A question about columns minus `centre`, divided by `scale`, one value per column."""
 
     centre: FloatArray
     scale: FloatArray
@@ -107,11 +108,11 @@ class Standardised(LearningQuestion):
 
 @dataclass(frozen=True, eq=False)
 class LossSums(Standardised):
-    """Of several fits, one after the other: loss, gradient and Hessian of a logistic model of relevance.
+    """Loss, gradient and Hessian of a logistic model of relevance, for several fits one after the other.
 
     Features are the score `lead` of the standardised columns, the columns where `used` is 1, and 1; row k of
-    `thetas` has their weights in fit k, which leaves out the queries of `folds[k]`. A row counts as much as
-    `by_query` says of its query, in the order of outcomes, and all rows of a silo as `silo_weights` say.
+    `thetas` has their weights in fit k, which leaves out the queries of `folds[k]`. A row is weighted by its
+    query's value in `by_query`, in the order of outcomes, and by its silo's value in `silo_weights`.
     """
 
     lead: FloatArray
@@ -126,7 +127,7 @@ class LossSums(Standardised):
 class BestMargins(Standardised):
     """The highest margins of every query, `LIST` each, −inf where there are fewer; collected.
 
-    `weights` are of the standardised columns: one row for all queries, or one for those of each fold.
+    `weights` are those of the standardised columns: one row for all queries, or one for those of each fold.
     """
 
     weights: FloatArray
@@ -134,8 +135,8 @@ class BestMargins(Standardised):
 
 @dataclass(frozen=True, eq=False)
 class Ranked(Standardised):
-    """About the merged lists of all queries, whose highest margins are in `best` as `BestMargins` gave them.
-    Equal margins share their places."""
+    """A question about the merged lists of all queries, with their highest margins in `best` as `BestMargins`
+    returned them. Equal margins share their places."""
 
     weights: FloatArray
     best: FloatArray
@@ -143,15 +144,15 @@ class Ranked(Standardised):
 
 @dataclass(frozen=True, eq=False)
 class GainsOf(Ranked):
-    """DCG@10 that this silo's hits add to every query, weighed; in the order of outcomes."""
+    """The weighted DCG@10 that this silo's hits add to every query, in the order of outcomes."""
 
     silo_weights: FloatArray = field(default_factory=_unweighed)
 
 
 @dataclass(frozen=True, eq=False)
 class HitsByCell(Ranked):
-    """This silo's hits, and its relevant ones, in every group of hits, weighed; `cells` has the group
-    of every place shown, −1 for none."""
+    """The weighted numbers of this silo's hits, and of its relevant ones, in every group of hits; `cells` has
+    the group of every place shown, −1 for none."""
 
     cells: FloatArray
     silo_weights: FloatArray = field(default_factory=_unweighed)
@@ -159,7 +160,7 @@ class HitsByCell(Ranked):
 
 @dataclass(frozen=True, eq=False)
 class OwnHitsByCell(Standardised):
-    """As `HitsByCell`, of every silo's own lists, which other silos have no place in; `cells` has the rows
+    """As `HitsByCell`, for every silo's own lists, in which other silos have no place; `cells` has the rows
     of all queries in the first silo, in the order of names, then of those in the next."""
 
     weights: FloatArray
@@ -169,9 +170,9 @@ class OwnHitsByCell(Standardised):
 
 @dataclass(frozen=True, eq=False)
 class OwnModel(Standardised):
-    """The weights of the columns in a model of this silo's judgements alone, fitted with these penalties to
-    the features of `LossSums`; collected, in the mode that weighs silos. It is for examination, not for use:
-    no weight is bounded, so that it shows where judgements go against words."""
+    """The column weights of a model of this silo's judgements alone, fitted with these penalties to the
+    features of `LossSums`; collected, in the mode that weighs silos. The model is for examination, not for
+    use: its weights are not bounded, so that it shows where judgements go against words."""
 
     lead: FloatArray
     used: FloatArray
@@ -180,8 +181,8 @@ class OwnModel(Standardised):
 
 @dataclass(frozen=True, eq=False)
 class CrossExamination(Standardised):
-    """Errors 1 − nDCG@10 of every silo's model on the queries judged here, over the candidates here: sums of
-    every model by fold, and last the number of queries by fold; collected."""
+    """Errors 1 − nDCG@10 of every silo's model on the queries judged in this silo, over its candidates: sums
+    of every model by fold, and last the number of queries by fold; collected."""
 
     weights: FloatArray
 
@@ -197,7 +198,7 @@ _KINDS: Mapping[str, type[LearningQuestion]] = {
 
 
 def question_of(data: bytes) -> LearningQuestion:
-    """What came over the wire; anything else is a ProtocolError."""
+    """Parse a question from the network; ProtocolError if it is invalid."""
     return LearningMessage.receive(data, _question)
 
 
@@ -221,12 +222,12 @@ def _field(saved: LearningMessage, name: str, kind: str) -> Any:
 
 
 def answer_bytes(answer: FloatArray) -> bytes:
-    """An answer for the wire."""
+    """Serialise an answer."""
     return LearningMessage({"kind": "answer"}, {"sums": answer}).to_bytes()
 
 
 def answer_of(data: bytes) -> FloatArray:
-    """An answer from the wire; one that is no vector of numbers is a ProtocolError."""
+    """Parse an answer from the network; ProtocolError if it is no vector of numbers."""
     answer = LearningMessage.receive(data, lambda saved: saved.arrays["sums"].astype(np.float64, copy=False))
     if answer.ndim != 1 or np.isnan(answer).any():
         raise ProtocolError("an answer that is no vector of numbers")
@@ -234,8 +235,8 @@ def answer_of(data: bytes) -> FloatArray:
 
 
 def collected(silos: Silos, question: LearningQuestion, size: int, *, shows: str) -> Mapping[str, FloatArray]:
-    """Every silo's vector of `size` numbers; one that sent another, or numbers beyond all bounds, has not
-    answered, which TooFew says. What is missing is −inf in columns and margins."""
+    """Collect every silo's vector of `size` numbers. A silo that sent another size, or numbers out of bounds,
+    counts as not answering (TooFew). Missing columns and margins are −inf."""
     least = -np.inf if isinstance(question, (QueryColumns, BestMargins)) else -LARGEST
 
     def checked(silo: str, answer: FloatArray) -> FloatArray:
@@ -250,11 +251,11 @@ def collected(silos: Silos, question: LearningQuestion, size: int, *, shows: str
 class JudgedRows:
     """The rows of one silo, query by query in order, and its answers to questions about them.
 
-    `table` has the columns of `COLUMNS`, `relevant` is 1 or 0 and `query` the position of every row's query;
-    `fold` and `judged` have one value for every query: its fold, and whether this silo has judged hits of
-    it. `targets` counts the documents judged relevant by query, those that are no candidates too. `order`
-    are queries in the order of outcomes, and `least` those that a group of hits must have; `place` is
-    this silo's among all, in the order of their names.
+    `table` has the columns of `COLUMNS`, `relevant` is 1 or 0 and `query` the position of every row's query.
+    `fold` and `judged` have one value for every query: its fold, and whether this silo has judged hits of it.
+    `targets` counts the documents judged relevant by query, including those that are no candidates. `order`
+    lists the queries in the order of outcomes, `least` is the minimum number of queries in a group of hits,
+    and `place` is this silo's position in the order of names.
     """
 
     def __init__(
@@ -288,8 +289,8 @@ class JudgedRows:
         return len(self.fold)
 
     def answer(self, question: LearningQuestion) -> FloatArray:
-        """One vector; those of several silos add, or stand side by side. ProtocolError for a question of
-        other sizes, or with numbers that are not finite."""
+        """Return the answer as one vector; those of several silos are added or collected. ProtocolError for a
+        question of other sizes, or with numbers that are not finite."""
         self._check(question)
         match question:
             case Start():
@@ -323,14 +324,14 @@ class JudgedRows:
         raise ProtocolError("a question of an unknown kind")
 
     def _weight(self, question: RelevantOf | LossSums | GainsOf | HitsByCell) -> float:
-        """What this silo's rows count."""
+        """Return the weight of this silo's rows."""
         weights = question.silo_weights
         return float(weights[self.place]) if len(weights) else 1.0
 
     # ranking
 
     def _standardised(self, centre: FloatArray, scale: FloatArray) -> FloatArray:
-        """The columns; those last used are remembered, as a fit asks many times."""
+        """Return the standardised columns; the last ones are cached, because a fit asks many times."""
         key = centre.tobytes() + scale.tobytes()
         if self._columns[0] != key:
             self._columns = key, standardised(self.table, centre, scale)
@@ -351,7 +352,7 @@ class JudgedRows:
         return best.reshape(-1)
 
     def _placed(self, question: Ranked) -> tuple[IntArray, FloatArray]:
-        """This silo's rows among the hits shown, and the share that each has of every place."""
+        """Return this silo's rows among the hits shown, and the share that each has of every place."""
         margins, best = self._margins(question), question.best
         rows = np.flatnonzero(margins >= best[self.query, HITS - 1])
         same = best[self.query[rows]] == margins[rows, None]
@@ -363,7 +364,7 @@ class JudgedRows:
         return np.asarray(self._weight(question) * gains[self.order])
 
     def _own_lists(self, question: OwnHitsByCell) -> HitsByCell:
-        """The same question about lists that have this silo's hits alone."""
+        """Return the same question about lists with this silo's hits alone."""
         best = self._best(self._margins(question)).reshape(-1, LIST)
         cells = question.cells.reshape(-1, self.queries, HITS)[self.place]
         scale = question.centre, question.scale, question.weights
@@ -459,7 +460,7 @@ class JudgedRows:
             raise ProtocolError(f"a group of hits of fewer than {self.least} queries")
 
     def _sizes(self, question: LearningQuestion) -> dict[str, tuple[int | None, ...]]:
-        """The shape of every array of a question; None is any size."""
+        """Return the shape of every array of a question; None allows any size."""
         queries, columns = self.queries, len(COLUMNS)
         match question:
             case LossSums():
@@ -487,7 +488,7 @@ _WEIGHTS: Mapping[str, tuple[int | None, ...]] = {"silo_weights": (None,)}
 
 
 def bounded_steps(used: NDArray[np.bool_], penalty: FloatArray) -> Steps:
-    """The steps of a fit to the features of `LossSums`: weights of rising columns are 0 or more."""
+    """Return the steps of a fit to the features of `LossSums`; weights of rising columns are 0 or more."""
     least = np.where(np.isin(np.array(COLUMNS)[used], RISING), 0.0, -np.inf)
     start = np.concatenate(([1.0], np.zeros(len(penalty) - 1)))
     bounds = np.concatenate(([0.0], least, [-np.inf]))
@@ -495,7 +496,7 @@ def bounded_steps(used: NDArray[np.bool_], penalty: FloatArray) -> Steps:
 
 
 def whole_weights(theta: FloatArray, lead: FloatArray, used: NDArray[np.bool_]) -> FloatArray:
-    """The weights of all columns that such a fit stands for."""
+    """Return the weights of all columns that follow from such a fit."""
     whole: FloatArray = theta[0] * lead
     whole[used] += theta[1:-1]
     return whole

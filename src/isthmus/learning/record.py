@@ -1,4 +1,4 @@
-"""What a learning run did, as it is kept and shown: plain JSON."""
+"""The record of a learning run, in plain JSON."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from isthmus.errors import DataError
 
 @dataclass(frozen=True)
 class Honesty:
-    """How honest probabilities of hits are: their calibration error and what a perfect model would show with
-    the same number of hits, on average and in 95 of 100 cases."""
+    """Calibration error of hits' probabilities, beside that of a perfect model with the same number of hits:
+    its mean, and the value below which it is in 95 of 100 cases."""
 
     ece: float
     floor: float
@@ -23,16 +23,16 @@ class Honesty:
     hits: int
     base_rate: float
     groups: tuple[tuple[float, float, float, float, float], ...] = ()
-    """From the most probable hits down: (lowest, highest and mean probability, share relevant, hits)."""
+    """Groups, most probable hits first: (lowest, highest and mean probability, share relevant, hits)."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A learning run.
+    """The record of a learning run.
 
-    `models` has of every model tried its parameters, its mean cross-validated nDCG@10 and its difference to
-    the baseline (`guard.Difference`), by name. `calibration` is before (margins alone) and after. `weights`
-    and `risks` are of silos, where the mode weighs them.
+    `models` has, by name, the parameters of every model tried, its mean cross-validated nDCG@10 and its
+    difference to the baseline (`guard.Difference`). `calibration` is before (margins alone) and after.
+    `weights` and `risks` are those of silos, if the mode weighs them.
     """
 
     adopted: bool
@@ -53,15 +53,15 @@ class Record:
     risks: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     questions: int = 0
-    """Put to every silo."""
+    """Number of questions put to every silo."""
 
     def to_json(self) -> str:
-        """With numbers that are not finite as null."""
+        """Serialise the record; numbers that are not finite become null."""
         return json.dumps(_plain(asdict(self)), ensure_ascii=False, indent=1)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Record:
-        """Read it back; a DataError where it is none."""
+        """Parse a record; DataError if the text is none."""
         try:
             saved = json.loads(text)
             saved["calibration"] = {

@@ -1,8 +1,8 @@
-"""How much each silo's judgements count, where silos let each other's models be examined.
+"""Weights of the silos' judgements, if silos let each other's models be examined.
 
-Every silo fits a model to its own judgements; every other silo ranks its own judged queries with it and tells
-the mean error, fold by fold. The library's FedRisk rule makes weights of these errors: those of a silo whose
-model serves nobody else fall to 0.
+Every silo fits a model to its own judgements. Every other silo ranks its own judged queries with it and
+reports the mean error, fold by fold. The library's FedRisk rule turns these errors into weights: that of a
+silo falls to 0 if its model is of no use to any other silo.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RULE = StrategyOptions(risk=FedRisk(errors="ndcg", formula="georisk", by_size=Fa
 
 
 def cross_examined(silos: Silos, fit: OwnModel, folds: int) -> Weighed:
-    """Weights of silos, 1 for the median one and at most 1, and their risks."""
+    """Return the silos' weights, 1 for the median one and at most 1, and their risks."""
     models = collected(silos, fit, len(COLUMNS), shows="the weights of a model of its own judgements")
     names = sorted(models)
     question = CrossExamination(fit.centre, fit.scale, np.stack([models[name] for name in names]))

@@ -1,4 +1,4 @@
-"""What stands between a silo and the outside; no network code."""
+"""Protection of everything that leaves a silo: noise, secure sums, keys and the ledger. No network code."""
 
 from isthmus.facade import contents
 

@@ -1,9 +1,9 @@
-"""Attacks on releases: what a peer who does its worst learns, beside what the mechanism promises.
+"""Attacks on releases, to compare what a strong attacker achieves with what the mechanism claims.
 
-`audit` bounds ε from below: noise two neighbouring documents many times, choose on one half of the draws
-the event that tells them apart best, count it on the other half, and take exact binomial bounds of both
-counts: ε is at least ln(p_low/q_high). It also plays the attacker who knows all but which of the two words
-stands there. A sound mechanism keeps both below what it promises.
+`audit` bounds ε from below: noise two neighbouring documents many times, choose on one half of the draws the
+event that best tells the two apart, count it on the other half, and take exact binomial bounds of both
+counts: ε is at least ln(p_low/q_high). It also simulates an attacker who knows everything except which of two
+words stands in the document. A sound mechanism keeps both results within its claim.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ _VOCABULARY = 4000
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What an attacker achieved beside what is claimed.
+    """The result of an audit: what the attacker achieved, and what the mechanism claims.
 
-    ε is `lowest` or more with this confidence; `claimed` is what the mechanism is said to have (for shared
-    noise, by its paper), `charged` what Isthmus books. `success` is how often the attacker named the right
-    one of two words; `halves` says whether these meet independent noise, which bounds it further.
+    ε is at least `lowest` with this confidence; `claimed` is the ε that the mechanism states (for shared
+    noise, that of its paper), `charged` the ε that Isthmus charges. `success` is how often the attacker named
+    the right one of two words; `halves` says whether the two words meet independent noise, which bounds the
+    success further.
     """
 
     mechanism: str
@@ -51,20 +52,20 @@ class Audit:
 
     @property
     def bound(self) -> float:
-        """How often the attacker may be right, averaged over the noise."""
+        """The highest success rate that the charged ε allows the attacker, averaged over the noise."""
         return certainty(self.charged, halves=self.halves)
 
     @property
     def success_interval(self) -> tuple[float, float]:
-        """What the attacker's success may be by chance alone: exact binomial bounds with this confidence,
-        shared between the two directions that were tried."""
+        """The confidence interval of the attacker's success rate: exact binomial bounds, with the error
+        probability shared between the two directions that were tried."""
         draws, doubt = 2 * (self.trials - self.trials // 2), (1 - self.confidence) / 4
         right = round(self.success * draws)
         return _at_least(right, draws, doubt), 1 - _at_least(draws - right, draws, doubt)
 
     @property
     def holds(self) -> bool:
-        """Whether nothing contradicts the claim."""
+        """Whether the lower bound of ε agrees with the claim."""
         return self.lowest <= self.claimed
 
     def __str__(self) -> str:
@@ -80,10 +81,11 @@ class Audit:
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """A document and the same with one word replaced, each noised many times.
+    """Many noisy draws of a document and of the same document with one word replaced.
 
-    `draws` is what came back to a question about both words, (words, parts, draws) for each document;
-    `facing` (words, parts) has the sign of each value, 0 where it belongs to a decoy. An attacker knows both.
+    `draws` holds for each document the answers to a question about both words, of shape (words, parts,
+    draws); `facing` (words, parts) has the sign of each value, 0 for a value of a decoy. The attacker is
+    assumed to know both.
     """
 
     draws: tuple[NDArray[Any], NDArray[Any]]
@@ -92,7 +94,8 @@ class Neighbours:
 
     @cached_property
     def without(self) -> FloatArray:
-        """What each value is about without its word, (words, parts): as in the document that lacks it."""
+        """The true value of each part without its word, (words, parts): the median over draws of the document
+        that lacks the word."""
         lacking = [np.median(draws[word], axis=-1) for word, draws in enumerate(reversed(self.draws))]
         return np.stack(lacking)
 
@@ -100,7 +103,7 @@ class Neighbours:
 def neighbours(
     mechanism: Mechanism, *, trials: int, width: int = 1000, length: int = 100, seed: int = 0
 ) -> Neighbours:
-    """Ask about the word that goes and the word that comes in so many versions of each document."""
+    """Ask about the removed and the inserted word in `trials` versions of each document."""
     rng = Streams(seed)("audit", mechanism.name)
     filler = [f"w{rank}" for rank in np.minimum(rng.zipf(1.5, size=length - 1), 500).tolist()]
     family = HashFamily(rng.bytes(32), mechanism.rows, width)
@@ -130,7 +133,8 @@ def _copies(text: str, count: int) -> Tokens:
 
 
 def _facing(question: OpenQuestion, mechanism: Mechanism) -> NDArray[np.int8]:
-    """The signs of the values that belong to each word; only obfuscated cells come with their own."""
+    """The signs of the values that belong to each word, 0 elsewhere; 1 throughout unless cells are
+    obfuscated."""
     if not mechanism.obfuscated:
         return np.ones((len(_WORDS), 1 if mechanism.signed else mechanism.rows), dtype=np.int8)
     facing = np.zeros((len(_WORDS), mechanism.rows), dtype=np.int8)
@@ -141,12 +145,12 @@ def _facing(question: OpenQuestion, mechanism: Mechanism) -> NDArray[np.int8]:
 
 
 Statistic = Callable[[Neighbours, NDArray[Any]], FloatArray]
-"""What an attacker makes of one document's draws: a number for each, larger for the first document."""
+"""An attacker's score for every draw of one document, larger where the first document is likelier."""
 
 
 def likelihood(pair: Neighbours, draws: NDArray[Any]) -> FloatArray:
-    """What an attacker who knows all else makes of them: with geometric noise, what a cell has above the
-    count without the word tells all there is to tell once it reaches 1."""
+    """Score draws by likelihood, as an attacker does who knows everything else. With geometric noise only the
+    excess of a cell over its value without the word counts, and no more of it than 1."""
     above = pair.facing[:, :, None] * (draws - pair.without[:, :, None])
     first, second = np.clip(above, 0, 1).sum(axis=1)
     difference: FloatArray = first - second
@@ -161,7 +165,7 @@ def audit(
     width: int = 1000,
     seed: int = 0,
 ) -> Audit:
-    """Bound a mechanism's ε from below by what tells two neighbouring documents apart."""
+    """Bound a mechanism's ε from below by how well a statistic tells two neighbouring documents apart."""
     pair = neighbours(mechanism, trials=trials, width=width, seed=seed)
     charged = together(pair.costs)
     halves = all(cost.halves for cost in pair.costs)
@@ -171,9 +175,10 @@ def audit(
 
 
 def audit_draws(first: FloatArray, second: FloatArray, about: Audit) -> Audit:
-    """The same from an attacker's numbers for the draws of each document.
+    """Audit from an attacker's scores for the draws of each document; `about` has the claim and the
+    confidence.
 
-    Both directions are tried and four counts bounded, so each has a quarter of the doubt.
+    Both directions are tried and four counts bounded, so each bound gets a quarter of the error probability.
     """
     half, doubt = len(first) // 2, (1 - about.confidence) / 4
     lowest, success = 0.0, 0.5
@@ -187,7 +192,7 @@ def audit_draws(first: FloatArray, second: FloatArray, about: Audit) -> Audit:
 
 
 def _best_cut(one: FloatArray, other: FloatArray, score: Callable[[int, int, int], float]) -> float:
-    """The threshold that scores best on these draws."""
+    """The threshold with the best score on these draws."""
     cuts = np.unique(np.concatenate([one, other]))
     cuts = cuts if len(cuts) <= 400 else np.quantile(cuts, np.linspace(0, 1, 400))
     hits = len(one) - np.searchsorted(np.sort(one), cuts)
@@ -197,7 +202,8 @@ def _best_cut(one: FloatArray, other: FloatArray, score: Callable[[int, int, int
 
 
 def _log_ratio(hits: int, false: int, trials: int, doubt: float) -> float:
-    """ln of the least the first chance can be over the most the second can be."""
+    """ln of the lower bound of the hit rate over the upper bound of the false-positive rate; −∞
+    without hits."""
     low, high = _at_least(hits, trials, doubt), 1 - _at_least(trials - false, trials, doubt)
     return float(np.log(low / high)) if low > 0 else -np.inf
 
@@ -207,7 +213,8 @@ def _accuracy(hits: int, false: int, trials: int, doubt: float) -> float:
 
 
 def _at_least(hits: int, trials: int, doubt: float) -> float:
-    """Clopper and Pearson's lower bound of a chance that came true so often."""
+    """Clopper and Pearson's lower bound of a probability from `hits` in `trials`, at error probability
+    `doubt`."""
     from scipy.special import betaincinv
 
     return float(betaincinv(hits, trials - hits + 1, doubt)) if hits else 0.0

@@ -52,14 +52,14 @@ class PrivacyLoss:
 
     @classmethod
     def of(cls, epsilon: float) -> PrivacyLoss:
-        """One ε-private release."""
+        """The loss of one ε-private release."""
         if not epsilon >= 0:
             raise PrivacyError(f"ε = {epsilon} is no privacy loss (expected a number from 0)")
         return cls(epsilon, epsilon * epsilon, pure_to_zcdp(epsilon))
 
     @classmethod
     def gaussian(cls, sensitivity: float, sigma: float) -> PrivacyLoss:
-        """One release under Gaussian noise, ρ = Δ²/(2σ²): no finite ε without a δ."""
+        """The loss of one release under Gaussian noise, ρ = Δ²/(2σ²); it has no finite ε without a δ."""
         return cls(math.inf, math.inf, (sensitivity / sigma) ** 2 / 2)
 
     def __add__(self, other: PrivacyLoss) -> PrivacyLoss:
@@ -71,11 +71,11 @@ class PrivacyLoss:
         return PrivacyLoss(times * self.epsilon, times * self.square, times * self.rho)
 
     def at(self, *, delta: float = 0.0, rule: Rule = "basic") -> float:
-        """The ε these releases have together at δ: the rule's, or the plain sum where that is less."""
+        """The total ε of these releases at δ: by the rule, or the plain sum where that is less."""
         return min(self.epsilon, RULES[rule](self, delta))
 
     def within(self, ceiling: PrivacyLoss) -> bool:
-        """Whether one of the sums lies below its ceiling."""
+        """Whether at least one of the sums is within its ceiling."""
         return self.epsilon <= ceiling.epsilon or self.square <= ceiling.square or self.rho <= ceiling.rho
 
 
@@ -101,14 +101,14 @@ RULES: dict[Rule, Callable[[PrivacyLoss, float], float]] = {
     "advanced": advanced,
     "zcdp": zcdp,
 }
-"""The ways to compose, by name."""
+"""The composition rules by name."""
 
 
 @lru_cache(maxsize=256)
 def ceiling(epsilon: float, *, delta: float = 0.0, rule: Rule = "basic") -> PrivacyLoss:
-    """The largest sums that stay within (ε, δ): `loss.within(it)` exactly if `loss.at(…) <= epsilon`.
+    """The largest sums that stay within (ε, δ): `loss.within(ceiling)` exactly if `loss.at(…) <= epsilon`.
 
-    A sum the rule does not look at has the ceiling −1, below which nothing lies.
+    A sum that the rule does not use has the ceiling −1, which every sum exceeds.
     """
     square = rho = -1.0
     if rule == "advanced" and 0 < delta < 1:
@@ -121,7 +121,8 @@ def ceiling(epsilon: float, *, delta: float = 0.0, rule: Rule = "basic") -> Priv
 
 
 def room(spent: PrivacyLoss, ceiling: PrivacyLoss) -> float:
-    """The largest ε that one more release may have: spent + PrivacyLoss.of(ε) is still within the ceiling."""
+    """The largest ε of one more release, such that `spent + PrivacyLoss.of(ε)` is still within the
+    ceiling."""
     left = [ceiling.epsilon - spent.epsilon] if spent.epsilon < math.inf else []
     if ceiling.epsilon == math.inf:
         return math.inf
@@ -133,7 +134,7 @@ def room(spent: PrivacyLoss, ceiling: PrivacyLoss) -> float:
 
 
 def pure_to_zcdp(epsilon: float) -> float:
-    """ρ = ε tanh(ε/2), at most ε²/2: the least ρ that every ε-private mechanism has.
+    """ρ = ε tanh(ε/2), at most ε²/2: the smallest ρ that holds for every ε-private mechanism.
 
     The worst such mechanism is randomised response (Kairouz, Oh and Viswanath 2015), whose Rényi divergence
     of order α, over α, is largest at α → 1, where it is ε(e^ε − 1)/(e^ε + 1).
@@ -142,14 +143,14 @@ def pure_to_zcdp(epsilon: float) -> float:
 
 
 def zcdp_to_pure(rho: float) -> float:
-    """The ε whose `pure_to_zcdp` is ρ, from below."""
+    """The ε whose `pure_to_zcdp` is ρ, approximated from below."""
     return _largest(lambda epsilon: pure_to_zcdp(epsilon) <= rho, high=rho + math.sqrt(2 * rho) + 1)
 
 
 def zcdp_to_approximate(rho: float, delta: float) -> float:
     """ε(ρ, δ) = min over α > 1 of αρ + (ln(1/δ) − ln α)/(α − 1) + ln(1 − 1/α), and not below 0.
 
-    Every α gives a valid ε, so how well the minimum is met is a question of tightness, never of safety.
+    Every α gives a valid ε, so an inexact minimum makes the result less tight, never wrong.
     """
     if rho == 0:
         return 0.0
@@ -166,7 +167,7 @@ def zcdp_to_approximate(rho: float, delta: float) -> float:
 
 
 def approximate_to_zcdp(epsilon: float, delta: float) -> float:
-    """The largest ρ that stays within (ε, δ), from below."""
+    """The largest ρ that stays within (ε, δ), approximated from below."""
     if not 0 < delta < 1:
         return -1.0
     if epsilon == math.inf:
@@ -175,7 +176,7 @@ def approximate_to_zcdp(epsilon: float, delta: float) -> float:
 
 
 def _largest(fits: Callable[[float], bool], *, high: float) -> float:
-    """The largest number that fits, given that all below fit and `high` does not."""
+    """The largest number that fits, by bisection; every number below it must fit, and `high` must not."""
     low = 0.0
     for _ in range(80):
         middle = (low + high) / 2
@@ -184,7 +185,7 @@ def _largest(fits: Callable[[float], bool], *, high: float) -> float:
 
 
 def _lowest(value: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function with one valley is lowest, by golden section."""
+    """The argument at which a function with a single minimum is lowest, by golden-section search."""
     ratio = (math.sqrt(5) - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     at_left, at_right = value(left), value(right)
@@ -201,21 +202,21 @@ def _lowest(value: Callable[[float], float], low: float, high: float) -> float:
 
 
 REPLACED = "one word occurrence of a field replaced by another"
-"""The adjacency every ε is stated for unless its cost says otherwise."""
+"""The adjacency for which every ε is stated unless its cost names another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one release costs every document it covers.
+    """The privacy cost of one release for every document it covers.
 
-    - `fields`: those whose words it is about;
+    - `fields`: the fields whose words it is about;
     - `sensitivity`: the L1 change of the true values between neighbours;
-    - `scale`: the width over which the noise falls by a factor e;
-    - `release`: the name of the noise. A document version charged under a name may be released under it again
-      for nothing, because the values are the same;
-    - `shared`: every peer sees the same values, so the charge counts once for all of them. What is not shared
-      adds up over peers;
-    - `halves`: the word that goes and the word that comes meet independent noise, each at ε/2.
+    - `scale`: the distance over which the probability of the noise falls by a factor e;
+    - `release`: the name of the noise. A document version that was charged under a name may be released under
+      it again without a charge, because the values are the same;
+    - `shared`: every peer sees the same values, so the charge counts once for all peers. Charges that are not
+      shared add up over peers;
+    - `halves`: the removed and the inserted word meet independent noise, each at ε/2.
     """
 
     mechanism: str
@@ -236,12 +237,13 @@ class Cost:
 
     @property
     def certainty(self) -> float:
-        """How often an attacker can be right who knows everything but which of two words stands somewhere."""
+        """The highest success rate, on average, of an attacker who knows everything except which of two words
+        stands in one place."""
         return certainty(self.epsilon, halves=self.halves)
 
     @property
     def surest(self) -> float:
-        """How sure such an attacker can be after a single draw of the noise."""
+        """The highest certainty that such an attacker can reach after a single draw of the noise."""
         return surest(self.epsilon)
 
     @property
@@ -252,7 +254,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """The documents a release is about and the version of each, a random name made with its noise nonce."""
+    """The documents of a release and the version of each, which is named by its random noise nonce."""
 
     documents: Sequence[str]
     versions: Sequence[str]
@@ -265,30 +267,31 @@ class Covered:
         return len(self.documents)
 
     def take(self, rows: Sequence[int]) -> Covered:
-        """Some of them, by row."""
+        """The documents in these rows."""
         return Covered(tuple(self.documents[row] for row in rows), tuple(self.versions[row] for row in rows))
 
     def frozen(self) -> Covered:
-        """The same in tuples, which nobody can change behind one's back; itself if it is so already."""
+        """The same documents in tuples, which the caller cannot change later; `self` if they are in tuples
+        already."""
         if isinstance(self.documents, tuple) and isinstance(self.versions, tuple):
             return self
         return Covered(tuple(self.documents), tuple(self.versions))
 
 
 class ChargeAll(Protocol):
-    """Books several releases (cost, documents, peer) before they leave: all of them, or none."""
+    """Books several releases (cost, documents, peer) before they leave the silo: all of them, or none."""
 
     def __call__(self, releases: Iterable[tuple[Cost, Covered, str]]) -> None: ...
 
 
 def no_charge(releases: Iterable[tuple[Cost, Covered, str]]) -> None:
-    """For simulations, where nothing leaves anything."""
+    """A `ChargeAll` that books nothing, for simulations, in which no data leave a silo."""
 
 
 def together(costs: Iterable[Cost]) -> float:
-    """The ε of one document for these charges: the field that spent most, its charges added up.
+    """The ε of one document for several charges: the sum in the field where it is largest.
 
-    Charges of the same release count once if the release is shared.
+    Charges for the same release count once if the release is shared.
     """
     spent: dict[str, float] = {}
     seen: set[tuple[str, str]] = set()
@@ -314,15 +317,15 @@ def certainty(epsilon: float, *, halves: bool = True) -> float:
 def surest(epsilon: float) -> float:
     """The largest probability that one of two equally likely words has after a single draw: e^ε/(1 + e^ε).
 
-    This is what ε bounds. `certainty` is lower where noise is independent because some draws tell nothing:
-    with p = `certainty(ε)`, the two responses agree in p² + (1 − p)² of draws, 96.5 % at ε = 8, and then the
-    attacker is as sure as this; in the others it knows what it knew before.
+    This is what ε bounds. `certainty` is lower where noise is independent, because some draws are
+    uninformative: with p = `certainty(ε)`, the two responses agree in p² + (1 − p)² of draws, 96.5 % at ε =
+    8, and only then does the attacker reach this probability; the other draws do not change its prior.
     """
     return 1.0 / (1.0 + math.exp(-epsilon))
 
 
 def explain(epsilon: float, *, halves: bool = True, subject: str = "") -> str:
-    """An ε in plain words; `subject` is whose it is, where that is not a single document's."""
+    """Explain an ε in plain words; `subject` is the noun of its unit, if that is not a single document."""
     if math.isinf(epsilon):
         return "ε = ∞: no privacy, the values can be worked out exactly"
     whose = f" in each counted document of a {subject}" if subject else ""
@@ -334,7 +337,7 @@ def explain(epsilon: float, *, halves: bool = True, subject: str = "") -> str:
 
 
 def _percent(share: float) -> str:
-    """With as many digits as tell it from 100 %."""
+    """A share in percent, with enough digits to differ from 100 %."""
     percent = 100 * share
     if percent >= 99.995:
         return "more than 99.99 %"

@@ -1,14 +1,14 @@
 """Private counts between two silos: publish, or ask → answer → recover. No network code.
 
-The owner of documents has a `Desk` with one `Owner` a field; it takes bytes and returns bytes, so any carrier
-will do, and in simulation a call is one. The asker turns what comes back into `PrivateCounts`, which features
-read like any other counts.
+The owner of documents has a `Desk` with one `Owner` per field. A desk takes bytes and returns bytes, so any
+carrier will do; in simulation a carrier is a function call. The asker turns the replies into `PrivateCounts`,
+which features read like any other counts.
 
     desk.serve(Enquiry("body").encode(), "north")                 the catalogue: documents, lengths, terms
     desk.serve(Enquiry("body", first=0).encode(), "north")        noisy sketches, a batch at a time
     asked = asker.ask(words); asker.recover(asked, desk.serve(asked.message, "north"))
 
-Everything that leaves is charged first. Published cells and asked cells have the same noise.
+Every release is charged before it is sent. A cell has the same noise whether it is published or asked for.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class CountRelease:
 
     @property
     def terms(self) -> messages.Terms:
-        """What everybody may know of it."""
+        """The public terms of the release."""
         family, kind = self.family, self.mechanism
         return messages.Terms(kind.name, self.field, kind.epsilon, family.rows, family.width, family.epoch)
 
 
 class Owner:
-    """The side of who has the documents: one field of them."""
+    """The side that has the documents, for one field of them."""
 
     def __init__(self, sketch: Sketch, lengths: IntArray, covered: Covered, release: CountRelease) -> None:
         if not len(sketch) == len(lengths) == len(covered):
@@ -74,7 +74,7 @@ class Owner:
 
     @classmethod
     def of(cls, tokens: Tokens, covered: Covered, release: CountRelease) -> Owner:
-        """Sketch the texts of a field and own them."""
+        """Sketch the texts of a field. Returns the owner of the sketches."""
         return cls(release.mechanism.sketch.of(tokens, release.family), tokens.lengths, covered, release)
 
     def __len__(self) -> int:
@@ -83,15 +83,17 @@ class Owner:
 
     @property
     def no_columns(self) -> mechanisms.Columns:
-        """A question about nothing, whose cost is that of the whole release where cells are noised once."""
+        """An empty question. Where cells are noised once, it costs as much as the whole release."""
         return np.empty((0, self.release.mechanism.rows), dtype=np.uint32)
 
     def catalogue(self) -> messages.Catalogue:
-        """What is public: which documents there are, how long, and how their counts are released."""
+        """The public data: names and lengths of the documents, and the terms under which counts are
+        released."""
         return messages.Catalogue(self.release.terms, tuple(self.covered.documents), self.lengths)
 
     def publish(self, first: int, peer: str) -> messages.Published:
-        """The noisy cells of a batch of documents, charged for all documents at once."""
+        """Return the noisy cells of a batch of documents, from row `first` on. All documents are charged at
+        once."""
         kind = self.release.mechanism
         if not isinstance(kind, mechanisms.OneShot):
             raise ProtocolError(f"counts released by {kind.name} are answered, not published")
@@ -110,7 +112,7 @@ class Owner:
         )
 
     def answer(self, question: messages.CountsQuestion, peer: str) -> messages.CountsAnswer:
-        """The noisy values of what was asked."""
+        """Charge and return the noisy values that a question asks for."""
         if question.terms != self.release.terms:
             raise ProtocolError("a question under other terms of release than this silo's")
         self.release.mechanism.check(question.terms, question.columns)
@@ -128,7 +130,7 @@ class Owner:
             self._last_number[peer] = number
 
     def charges(self, columns: mechanisms.Columns, peer: str) -> list[tuple[Cost, Covered, str]]:
-        """What answering these columns to a peer costs, for a ledger to book."""
+        """The charges for answering these columns to a peer, for a ledger to book."""
         costs = self.release.mechanism.costs(self.release.terms, columns)
         # under another noise key the same cells have other noise, under another hash key other counts
         key = f"key {self.release.key.name}, hashes {self.release.family.name}"
@@ -140,13 +142,14 @@ class Owner:
 
 
 class Desk:
-    """Where a silo takes messages about its documents' counts: bytes in, bytes out."""
+    """Answers messages about the counts of a silo's documents: bytes in, bytes out."""
 
     def __init__(self, *owners: Owner) -> None:
         self._owners = {owner.release.field: owner for owner in owners}
 
     def serve(self, message: bytes, peer: str) -> bytes:
-        """Answer a message of a peer whom the carrier has authenticated, or raise a PrivacyError."""
+        """Answer a message of a peer whom the carrier has authenticated. Raises PrivacyError if it is
+        refused."""
         if messages.kind_of(message) == messages.CountsQuestion.kind:
             question = messages.CountsQuestion.decode(message)
             return self._owner(question.terms.field).answer(question, peer).encode()
@@ -163,11 +166,11 @@ class Desk:
 
 
 Carrier = Callable[[bytes], bytes]
-"""Takes a message to one silo and brings back what it answers."""
+"""Takes a message to one silo and returns the silo's answer."""
 
 
 def in_memory(desk: Desk, asker: str) -> Carrier:
-    """A carrier without a network: the same bytes, one call."""
+    """A carrier without a network: one call with the same bytes."""
     return lambda message: desk.serve(message, asker)
 
 
@@ -197,7 +200,8 @@ def _batches(carrier: Carrier, catalogue: messages.Catalogue) -> Iterator[messag
 def assemble(
     batches: Iterator[messages.Published], catalogue: messages.Catalogue, family: HashFamily
 ) -> CountMin:
-    """The noisy sketches of a catalogue's documents from all batches in order."""
+    """Join the batches of a catalogue's noisy sketches, in order. Raises ProtocolError if they do not fit
+    together."""
     terms, total = catalogue.terms, len(catalogue.documents)
     if (family.rows, family.width, family.epoch) != (terms.rows, terms.width, terms.epoch):
         raise ProtocolError("a release under another hash family than this silo's")
@@ -221,7 +225,8 @@ def assemble(
 
 @dataclass(frozen=True, eq=False)
 class OpenQuestion:
-    """A question on its way: the message for the owner, and what only the asker knows."""
+    """A question on its way: the message for the owner, and the private data with which the asker reads the
+    answer."""
 
     message: bytes
     question: messages.CountsQuestion
@@ -234,7 +239,7 @@ class OpenQuestion:
 
 @dataclass(eq=False)
 class Asker:
-    """The side of who has the queries. Words that were asked before come with the decoys they had."""
+    """The side that has the queries. A word always comes with the same decoys."""
 
     terms: messages.Terms
     family: HashFamily
@@ -246,7 +251,7 @@ class Asker:
     _last: int = field(default=-1, init=False, repr=False)
 
     def ask(self, words: Ids) -> OpenQuestion:
-        """The question about every word of a vocabulary."""
+        """Make the question about every word of a vocabulary, hidden among decoys."""
         hashed = self.family.of_vocabulary(words)
         if self.mechanism.obfuscated:
             return self._ask_vectors(words, hashed.signs)
@@ -282,7 +287,8 @@ class Asker:
         return OpenQuestion(question.encode(), question, **known)
 
     def recover(self, sent: OpenQuestion, data: bytes, documents: int) -> NDArray[Any]:
-        """The noisy counts of the words asked about, of shape (words, documents)."""
+        """The noisy counts of the words of a question, (words, documents). Raises ProtocolError for another
+        answer."""
         answer = messages.CountsAnswer.decode(data)
         if answer.question != sent.question.digest():
             raise ProtocolError("an answer to another question")
@@ -294,14 +300,14 @@ class Asker:
 
 
 class Noisy(Protocol):
-    """Where noisy values are looked up."""
+    """A source of noisy values."""
 
     def values(self, documents: IntArray, words: Ids) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True, eq=False)
 class PublishedCells:
-    """Values from published sketches: of any word."""
+    """Values from published sketches, which have one for any word."""
 
     sketch: CountMin
 
@@ -314,7 +320,7 @@ class PublishedCells:
 
 @dataclass(frozen=True, eq=False)
 class AnsweredCells:
-    """Values of the words that were asked about: documents × words."""
+    """Values of the words that were asked about, as a table of documents × words."""
 
     words: Ids
     table: Any
@@ -323,7 +329,7 @@ class AnsweredCells:
     def through(
         cls, carrier: Carrier, asker: Asker, words: Ids, documents: int, *, at_once: int = 512
     ) -> AnsweredCells:
-        """Ask about all words of a vocabulary, some at a time."""
+        """Ask about all words of a vocabulary, at most `at_once` in one question."""
         from scipy.sparse import csr_array, hstack
 
         parts = []
@@ -339,7 +345,7 @@ class AnsweredCells:
         return cls(every, table)
 
     def values(self, documents: IntArray, words: Ids) -> NDArray[Any]:
-        """The value of each pair; a word that was not asked about is a PrivacyError."""
+        """The value of each pair. Raises PrivacyError for a word that was not asked about."""
         known = words.translation(self.words)[words.codes]
         if (known < 0).any():
             raise PrivacyError("a word that was not asked about has no value (ask about it first)")
@@ -348,7 +354,8 @@ class AnsweredCells:
 
 @dataclass(frozen=True, eq=False)
 class PrivateCounts:
-    """Noisy counts of another silo's documents as features read them: shrunk, with an error bar for each."""
+    """Noisy counts of another silo's documents, for features: estimated by `reader`, with an error bar
+    each."""
 
     noisy: Noisy
     reader: Reader
@@ -367,7 +374,8 @@ class PrivateCounts:
 
     @property
     def distinct(self) -> FloatArray:
-        """The number of distinct words, which is not released: as own documents of that length have."""
+        """The number of distinct words of each document. It is not released, but estimated from own documents
+        by length."""
         return self.lexicon.distinct(self.lengths)
 
     def reading(self, documents: IntArray, words: Ids) -> CountEstimate:
@@ -375,26 +383,26 @@ class PrivateCounts:
         return self.reader.read(Cells(self.noisy.values(documents, words), documents, words))
 
     def counts(self, documents: IntArray, words: Ids) -> FloatArray:
-        """How often document `documents[i]` has word `words[i]`, as far as one can tell."""
+        """The estimated count of word `words[i]` in document `documents[i]`, for every i."""
         return self.reading(documents, words).mean
 
     def frequencies(self, words: Ids) -> FloatArray:
-        """The number of documents that have each word of the vocabulary, as far as one can tell."""
+        """The estimated number of documents that have each word of the vocabulary."""
         return self.lexicon.read(words).frequencies
 
     def occurrences(self, words: Ids) -> FloatArray:
-        """How often the collection has each word of the vocabulary, as far as one can tell."""
+        """The estimated number of occurrences of each word of the vocabulary in the collection."""
         return self.lexicon.read(words).occurrences
 
 
 def fresh_versions(documents: Sequence[str], entropy: mechanisms.Entropy) -> Covered:
-    """Documents in versions that no ledger knows, for simulations."""
+    """Documents with new random versions that are in no ledger, for simulations."""
     nonces = mechanisms.fresh_nonces(len(documents), entropy)
     return Covered(tuple(documents), tuple(nonce.tobytes().hex() for nonce in nonces))
 
 
 def _nonces(covered: Covered) -> NDArray[np.uint8]:
-    """Versions are named by their noise nonce."""
+    """The noise nonces of the versions, decoded from their names."""
     try:
         raw = bytes.fromhex("".join(covered.versions))
     except ValueError:

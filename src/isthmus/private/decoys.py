@@ -1,14 +1,16 @@
-"""Hiding which words a question is about: real words among decoys.
+"""Hide which words a question is about: real words among decoys.
 
 The owner of documents knows the hash functions and can look up any word, so this is anonymity among few words
-and no more. It is of use only if the same word always comes with the same decoys (or questions asked twice
-would be intersected), and if decoys are about as frequent as the word; so decoys are a function of the word,
-of a secret of the asker and of its own words, from which they are taken; when these change, some decoys do.
+and no more. It is of use only if a word always comes with the same decoys (otherwise repeated questions could
+be intersected), and if decoys are about as frequent as the word. So decoys are a function of the word, of a
+secret of the asker and of the asker's own words, from which they are chosen; when these change, some decoys
+do.
 
-- cells and scalars: every word comes with m decoy words, in an order that tells nothing;
+- cells and scalars: every word comes with m decoy words, in an order that reveals nothing;
 - obfuscated vectors (eq. 4 of the CS-F-LTR paper): a word stands in z₁ rows of z. The other rows go to decoys
-  in groups of z₁ − b, each decoy colliding with the word in **the same** b rows, so that word and decoys
-  all stand in z₁ rows. Were the b rows different, the word would be the one that shares rows with all.
+  in groups of z₁ − b, each decoy colliding with the word in **the same** b rows, so that word and decoys all
+  stand in z₁ rows. If each decoy had b rows of its own, the word would be the only one that shares rows with
+  all others.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _TRIES = 64
 
 @dataclass(frozen=True, eq=False)
 class Vector:
-    """A column for every row, the rows in which the real word stands, and the number of words that fit."""
+    """A column for every row, the rows in which the real word stands, and the number of words that fit the
+    vector."""
 
     columns: IntArray
     used: IntArray
@@ -38,7 +41,8 @@ class Vector:
 
 @dataclass(frozen=True, eq=False)
 class Decoys:
-    """Decoy words from the asker's own vocabulary, with how often each occurs there."""
+    """Chooses decoys from the asker's own vocabulary; `occurrences` says how often each of its words
+    occurs."""
 
     words: Ids
     occurrences: IntArray
@@ -66,16 +70,18 @@ class Decoys:
         return {word: at for at, word in enumerate(self.words.words)}
 
     def beside(self, words: Ids) -> list[IntArray]:
-        """For every word of the asked vocabulary, the positions of its decoys in ours."""
+        """For every word of the asked vocabulary, the positions of its decoys in the asker's own
+        vocabulary."""
         return [self._near(word, self._place.get(word, -1)) for word in words.words]
 
     def named(self, positions: IntArray) -> Ids:
-        """The words at these positions, each once."""
+        """The words at these positions; the vocabulary has each of them once."""
         words = self.words.words
         return Ids.of([words[at] for at in positions.tolist()])
 
     def _near(self, word: str, at: int) -> IntArray:
-        """Words of about the same rank; those of a word nobody knows are the rarest."""
+        """Positions of decoys of about the same frequency rank; a word outside the vocabulary counts as the
+        rarest."""
         size = len(self._rank)
         if not size or not self.count:
             return np.empty(0, dtype=np.int64)
@@ -88,7 +94,7 @@ class Decoys:
         return chosen
 
     def _dice(self, word: str, count: int, turn: int = 0) -> NDArray[np.uint64]:
-        """Numbers that are the word's own, and nobody's guess."""
+        """Pseudorandom numbers that depend on the secret, the word and the turn."""
         seed = self.secret + turn.to_bytes(4, "little") + word.encode()
         return np.frombuffer(hashlib.shake_256(seed).digest(8 * count), dtype="<u8").astype(np.uint64)
 
@@ -97,7 +103,8 @@ class Decoys:
     ) -> list[Vector]:
         """A vector for every word of the asked vocabulary, with z₁ = `real_rows` and b = `shared_rows`.
 
-        There are ⌊(z − z₁)/(z₁ − b)⌋ decoys; where the vocabulary has too few that collide so, fewer.
+        Each has ⌊(z − z₁)/(z₁ − b)⌋ decoys, or fewer where the vocabulary has too few words with these
+        collisions.
         """
         if not 0 < shared_rows < real_rows <= family.rows:
             raise ConfigError(
@@ -112,7 +119,8 @@ class Decoys:
         return [self._vector(word, theirs[:, at], ours, shape) for at, word in enumerate(words.words)]
 
     def _vector(self, word: str, mine: IntArray, ours: IntArray, shape: _Shape) -> Vector:
-        """The best of some tries; as a rule the first has all the decoys."""
+        """The vector with the most decoys out of several attempts; as a rule the first attempt has all of
+        them."""
         best: Vector | None = None
         alike = ours == mine[:, None]
         for turn in range(_TRIES if ours.shape[1] else 1):
@@ -151,7 +159,8 @@ class Decoys:
 
 @dataclass(frozen=True)
 class _Shape:
-    """z rows of some width, z₁ of them real, b of these shared with the decoys."""
+    """The shape of obfuscated vectors: z rows of some width, z₁ of them real, b of these shared with the
+    decoys."""
 
     rows: int
     width: int
@@ -172,12 +181,12 @@ class _Shape:
 
 
 def _apart(columns: IntArray, at: int, chosen: list[int]) -> bool:
-    """Whether a candidate has no column in common with a decoy there is; with itself it has all."""
+    """Whether a candidate has no column in common with any chosen decoy, nor is one itself."""
     return not (columns[:, [at]] == columns[:, chosen]).any()
 
 
 def _free(dice: NDArray[np.uint64], occupied: IntArray, width: int) -> IntArray:
-    """A random column for every spare row that none of the words there has."""
+    """A random column for every spare row, different from the columns that the words have in that row."""
     columns = (dice % np.uint64(width)).astype(np.int64)
     for _ in range(occupied.shape[1] + 1):
         columns = np.where((columns[:, None] == occupied).any(axis=1), (columns + 1) % width, columns)

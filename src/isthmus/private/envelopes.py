@@ -1,15 +1,17 @@
-"""Envelopes between two silos past a relay that may look, change, withhold and repeat what it carries.
+"""Envelopes between two silos past a relay that may read, change, withhold and repeat the messages it
+carries.
 
-An envelope tells the relay who writes to whom and how much, and nothing else: what is inside is encrypted and
-authenticated under a key that only the two silos can make. It comes from the keys that both have drawn for
-this exchange and signed (`SessionKey`), from their cards, and from the group's key. When the exchange is over
-its keys are gone: whoever recorded envelopes and steals all other keys later can open none. A silo accepts a
-question once, by numbers that grow; an answer is bound to its very question.
+An envelope shows the relay its header (sender, receiver, number, digest of the question) and its size, and
+nothing of its content, which is encrypted and authenticated under a key that only the two silos can derive:
+from the keys that both have drawn for this exchange and signed (`SessionKey`), from their cards, and from the
+group's key. The keys of an exchange are deleted when it is over: an attacker who has recorded envelopes and
+later steals all other keys can open none. A silo accepts a question once, by increasing numbers; an answer is
+bound to the question that it answers.
 
     north: sent = post.ask("south", message)             south: question = post.receive(envelope)
     north: post.open(envelope, sent.digest)              south: post.answer(question, message)
 
-Whatever is not exactly that (cut, changed, another's, received before, too long) is a ProtocolError.
+Anything else (cut, changed, from another silo, received before, too long) is a ProtocolError.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _LONGEST = LARGEST + 1024
 
 @dataclass(frozen=True)
 class Envelope:
-    """What the relay can read of an envelope, and what it cannot."""
+    """An envelope: a header that the relay can read, and the sealed content, which it cannot read."""
 
     kind: int
     number: int
@@ -54,7 +56,7 @@ class Envelope:
     sealed: bytes = field(repr=False)
 
     def head(self) -> bytes:
-        """All but what is sealed."""
+        """The header as bytes: everything but the sealed content."""
         names = [name.encode() for name in (self.sender, self.receiver)]
         if not all(0 < len(name) < 256 for name in names):
             raise ProtocolError("a name is too long for an envelope, or empty")
@@ -68,7 +70,7 @@ class Envelope:
 
     @classmethod
     def decode(cls, data: bytes) -> Envelope:
-        """The envelope that these bytes claim to be; who wrote it is known when it is opened."""
+        """Parse an envelope. Its sender is authenticated only when it is opened."""
         if not isinstance(data, bytes) or not _HEAD.size + _NONCE + _TAG <= len(data) <= _LONGEST:
             raise ProtocolError("not an envelope, or one that was cut or is too long")
         magic, version, kind, number, about, *sizes = _HEAD.unpack_from(data)
@@ -87,8 +89,8 @@ class Envelope:
 
 @dataclass(frozen=True)
 class ReplayGuard:
-    """Notes the number of a silo's question, on disk for all processes; one that is not above the last raises
-    ProtocolError."""
+    """Stores the last number of each silo's questions, on disk for all processes. Raises ProtocolError for a
+    number that is not above it."""
 
     path: Path
 
@@ -101,7 +103,7 @@ class ReplayGuard:
 
 @dataclass(frozen=True)
 class FileCounter:
-    """Numbers that grow from process to process, whatever becomes of the clock."""
+    """Numbers that increase from process to process, even if the clock is set back."""
 
     path: Path
 
@@ -118,7 +120,8 @@ class _Counter:
 
 @contextmanager
 def _number(file: Path) -> Iterator[_Counter]:
-    """A number in a file, for one process at a time; on disk when the block ends without an error."""
+    """Yield the number in a file, to one process at a time; it is on disk when the block ends without an
+    error."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(file) as opened:
         raw = os.pread(opened, 8, 0)
@@ -130,14 +133,14 @@ def _number(file: Path) -> Iterator[_Counter]:
 
 @dataclass(frozen=True, repr=False)
 class SessionKey:
-    """A silo's key for the envelopes of one exchange, to be forgotten when that is over."""
+    """A silo's key for the envelopes of one exchange, to be deleted when that is over."""
 
     session: bytes
     secret: X25519PrivateKey
 
     @classmethod
     def in_file(cls, file: Path, session: bytes, *, create: bool = False) -> SessionKey:
-        """The key in a file that is its owner's alone; with `create` a new one."""
+        """Read the key from a file that only its owner can read; with `create`, draw a new one first."""
         if create:
             opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(opened, "wb") as stream:
@@ -148,16 +151,17 @@ class SessionKey:
 
     @property
     def public(self) -> bytes:
-        """The side that others may know."""
+        """The public key."""
         return self.secret.public_key().public_bytes_raw()
 
     def announced(self, identity: Identity) -> bytes:
-        """The public side, signed by the silo."""
+        """The public key with the silo's signature."""
         return self.public + identity.signing.sign(_announcement(self.session, identity.name, self.public))
 
 
 def accepted(data: bytes, session: bytes, card: Card) -> bytes:
-    """The public key that a silo has announced for this exchange, or a ProtocolError."""
+    """Return the public key that a silo has announced for this exchange. Raises ProtocolError if it is not
+    signed."""
     public, signature = data[:_PUBLIC], data[_PUBLIC:]
     if not is_signed(card, signature, _announcement(session, card.name, public)):
         raise ProtocolError("a key for envelopes that its silo has not signed for this exchange")
@@ -170,7 +174,7 @@ def _announcement(session: bytes, name: str, public: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Sent:
-    """A question that was sealed, and what its answer must be about."""
+    """A sealed question, and the digest that its answer must name."""
 
     envelope: bytes
     digest: bytes
@@ -187,7 +191,8 @@ class Received:
 
 @dataclass(frozen=True, eq=False)
 class Post:
-    """Where one silo seals and opens its envelopes; `others` are the keys that silos announced, by name."""
+    """Seals and opens the envelopes of one silo; `others` are the keys that other silos announced, by
+    name."""
 
     identity: Identity
     group: GroupKey
@@ -199,13 +204,13 @@ class Post:
     entropy: Entropy = os.urandom
 
     def ask(self, receiver: str, message: bytes) -> Sent:
-        """A question for another silo."""
+        """Seal a question for another silo."""
         envelope = Envelope(QUESTION, self.clock(), bytes(_DIGEST), *self._to(receiver))
         sealed = self._sealed(envelope, message)
         return Sent(sealed, _digest(sealed))
 
     def receive(self, data: bytes) -> Received:
-        """A question from another silo, once."""
+        """Open a question from another silo. Raises ProtocolError if it was received before."""
         envelope = Envelope.decode(data)
         if envelope.kind != QUESTION:
             raise ProtocolError("an answer where a question was expected")
@@ -214,11 +219,11 @@ class Post:
         return Received(envelope.sender, message, _digest(data))
 
     def answer(self, question: Received, message: bytes) -> bytes:
-        """The answer to a question that was received."""
+        """Seal the answer to a received question."""
         return self._sealed(Envelope(ANSWER, 0, question.digest, *self._to(question.sender)), message)
 
     def open(self, data: bytes, digest: bytes) -> bytes:
-        """The answer to the question with this digest."""
+        """Open the answer to the question with this digest."""
         envelope = Envelope.decode(data)
         if envelope.kind != ANSWER or envelope.about != digest:
             raise ProtocolError("an answer to another question")
@@ -250,7 +255,8 @@ class Post:
         return self.trusted[name]
 
     def _key(self, sender: Card, receiver: Card, other: str) -> bytes:
-        """One key a direction, so that an envelope cannot be sent back as if from the other."""
+        """The key of one direction, so that an envelope cannot be sent back as if it came from the other
+        silo."""
         public = {**self.others, self.identity.name: self.own.public}
         parts = [b"isthmus letter", self.own.session, self.group.epoch.to_bytes(4, "little")]
         for card in (sender, receiver):

@@ -1,14 +1,15 @@
-"""Silos that ask each other through a relay, in turns: who takes part, what each does, what the relay does.
+"""Exchange of counts between silos through a relay, in turns: the silo's part and the relay's part.
 
-The relay speaks first, as servers do. In every turn it hands each silo its post and takes what the silo posts
-in return, until nobody has anything left to say. Envelopes are sealed (`envelopes`), so the relay knows who
-writes to whom and how much. Alongside, in the first turns, the silos add up how common words are (see
-`sums`). In the end every silo has, in its own folder, the features of its queries over the others'
-documents; whatever a silo releases is charged in its ledger before it leaves.
+The relay begins. In every turn it hands each silo its envelopes and collects those that the silo sends, until
+no silo has anything left to send. Envelopes are sealed (`envelopes`), so the relay learns who writes to whom
+and how much. In the first turns the silos also add up how common words are (see `sums`). In the end every
+silo has, in its own folder, the features of its queries over the others' documents; every release of a silo
+is charged in its ledger before it leaves.
 
-A silo keeps nothing in memory: its part lies in its folder, under the session's name, and every turn may be
-another process. A question whose answer is not here yet is met again in the next turn (`Transcript`), so that
-whoever asks is written like any other user of a `Carrier`. Nothing here knows a network.
+A silo keeps no state in memory: its state is in its folder, under the session's name, and every turn may run
+in another process. Each turn asks its questions from the beginning: a `Transcript` repeats the answers that
+have arrived and raises `AwaitingOthers` at the first that has not, so that the asking code is written like
+any other user of a `Carrier`. No network code.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ NO_BUDGET = "the release would exceed this silo's budget"
 NO_ROOM = "this silo's budget has no room for another sum of totals beside what its counts need"
 LETTERS_KEY = "letters.key"
 RELAY = "relay"
-"""The name of the relay in a silo's ledger."""
+"""The relay's name in a silo's ledger."""
 AGAIN, PATIENCE = 4, 8
-"""Turns after which a silo asks again, and turns without an envelope after which the relay gives up."""
+"""Turns after which a silo repeats a question, and turns without an envelope after which the relay
+gives up."""
 
 Form = Literal["publish", "ask"]
 
@@ -54,11 +56,11 @@ _log = logging.getLogger("isthmus.private")
 
 @dataclass(frozen=True, eq=False)
 class Party:
-    """A silo in an exchange: its folder, what it asks, and the terms under which it releases.
+    """A silo in an exchange: its folder, its queries, and the terms under which it releases.
 
-    The terms are the silo's own, and so is every path: nothing that arrives can change them, and what a relay
-    proposes beyond `least_colluding` and `most_width` is refused. `entropy` is where the noise of its part in
-    the sums comes from.
+    The terms and all paths are the silo's own settings: no message can change them, and a proposal of the
+    relay beyond `least_colluding` or `most_width` is refused. `entropy` is the source of the noise that the
+    silo adds to the sums.
     """
 
     folder: SiloFolder
@@ -69,9 +71,10 @@ class Party:
     k: int = 100
     entropy: Entropy = os.urandom
     least_colluding: int = 1
-    """Silos that may tell the relay their share of the noise: the others' shares must suffice."""
+    """Least number of silos that are assumed to tell the relay their share of the noise: the other shares
+    must suffice."""
     most_width: int = WIDTH
-    """Cells of the sketches of totals."""
+    """Largest number of cells of the sketches of totals."""
 
     def __post_init__(self) -> None:
         if self.least_colluding < 1 or self.most_width < 2:
@@ -82,22 +85,22 @@ class Party:
             )
 
     def features(self, peer: str) -> Path:
-        """Where the features of its queries over a silo's documents are put."""
+        """The file with the features of this silo's queries over a peer's documents."""
         return self.folder.path / "features" / f"{peer}.txt"
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the relay hands a silo."""
+    """The relay's message to a silo."""
 
     agreed: Agreed
     step: int
     letters: tuple[bytes, ...] = ()
     sums: Mapping[str, bytes] = field(default_factory=dict)
     keys: Mapping[str, bytes] = field(default_factory=dict)
-    """The keys that silos announced for their envelopes; after the sums a silo without one has left."""
+    """The keys that silos announced for their envelopes; after the sums, a silo without a key has left."""
     over: bool = False
-    """Nobody has anything left to say: keys of this exchange may go."""
+    """Whether the exchange is over, so that its keys can be deleted."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.step <= 1 << 20:
@@ -106,18 +109,18 @@ class Turn:
 
 @dataclass(frozen=True)
 class ExchangeReply:
-    """What a silo hands the relay: post, its part of the sums, and how far it is."""
+    """A silo's message to the relay: envelopes, its part of the sums, and whether it is done."""
 
     silo: str
     letters: tuple[bytes, ...] = ()
     sums: Mapping[str, bytes] = field(default_factory=dict)
     done: bool = False
     refused: int = 0
-    """Envelopes of this turn that could not be opened."""
+    """Envelopes and questions of this turn that were refused."""
     failed: tuple[str, ...] = ()
-    """Silos that release nothing to this one."""
+    """Silos whose counts this silo cannot get, because they refused or left."""
     key: bytes = b""
-    """In the first turn, its signed key for envelopes."""
+    """The silo's signed key for envelopes, in the first turn only."""
 
     def __post_init__(self) -> None:
         if not self.silo or self.refused < 0:
@@ -125,7 +128,7 @@ class ExchangeReply:
 
 
 class AwaitingOthers(Exception):
-    """A question whose answer has not come yet."""
+    """The answer to a question has not come yet."""
 
     def __init__(self, message: bytes) -> None:
         self.message = message
@@ -141,7 +144,8 @@ class Transcript:
         self._at = 0
 
     def __call__(self, message: bytes) -> bytes:
-        """A `Carrier` that answers what was answered before, and lets the first new question wait."""
+        """Return the recorded answer to the next question, as a `Carrier`. Raises AwaitingOthers if there is
+        none yet, and PrivacyError if the silo refused or another question was recorded."""
         question, answer = self._files(self._at)
         if not answer.exists():
             raise AwaitingOthers(message)
@@ -154,27 +158,27 @@ class Transcript:
         return reply
 
     def clock(self) -> int:
-        """The number of a question that is met again, or a new one."""
+        """The number of the next question: the recorded one if it has an answer, else a new one."""
         question, answer = self._files(self._at)
         known = answer.exists() and kind_of(question.read_bytes()) == CountsQuestion.kind
         return CountsQuestion.decode(question.read_bytes()).number if known else time.time_ns()
 
     @property
     def expected(self) -> bytes:
-        """What the answer that is waited for is about; nothing if there is none."""
+        """The digest of the question whose answer is awaited; empty if there is none."""
         return self._waiting.read_bytes()[:16] if self._waiting.exists() else b""
 
     def is_due(self, step: int) -> bool:
-        """Whether it is time to ask: nothing is on its way, or it has been for long."""
+        """Whether to ask now: no question is on its way, or it has been for `AGAIN` turns."""
         sent = self._waiting.read_bytes()[16:24] if self._waiting.exists() else b""
         return not sent or step - int.from_bytes(sent, "little") >= AGAIN
 
     def sent(self, message: bytes, digest: bytes, step: int) -> None:
-        """Remember what is on its way; what was on its way before is forgotten."""
+        """Record the question that is on its way, in place of the one before."""
         write_whole(self._waiting, digest + step.to_bytes(8, "little") + message)
 
     def received(self, answer: bytes) -> None:
-        """Put the answer beside its question."""
+        """Store the answer beside its question."""
         question, answer_file = self._files(len(list(self.path.glob("*.answer"))))
         write_whole(question, self._waiting.read_bytes()[24:])
         write_whole(answer_file, answer)  # last, for it is what tells that both are there
@@ -189,7 +193,7 @@ class Transcript:
 
 
 class Exchange:
-    """One silo's side of one turn."""
+    """One silo's part of one turn."""
 
     def __init__(self, party: Party, turn: Turn) -> None:
         self.party, self.turn, self.folder = party, turn, party.folder
@@ -225,7 +229,7 @@ class Exchange:
 
     @cached_property
     def post(self) -> Post:
-        """Where envelopes of this exchange are sealed and opened."""
+        """Seals and opens the envelopes of this exchange."""
         keys, folder, session = self.folder.keys, self.folder.path / "heard", self.turn.agreed.session
         trusted, announced = keys.trusted(), self.turn.keys
         there = [peer for peer in self.peers if peer not in self.left]
@@ -241,7 +245,7 @@ class Exchange:
         )
 
     def reply(self) -> ExchangeReply:
-        """Do what the turn asks for."""
+        """Carry out the turn. Returns the message to the relay."""
         if self.turn.over:
             with self.folder.ledger() as ledger:
                 self._forget(self.path, ledger)
@@ -263,7 +267,7 @@ class Exchange:
         return key.announced(self.folder.keys.identity())
 
     def _forget(self, path: Path, ledger: Ledger) -> None:
-        """Let the keys of a session go; if the relay did not bring it to its end, the ledger says so."""
+        """Delete the keys of a session; if the relay did not finish it, record so in the ledger."""
         (path / LETTERS_KEY).unlink(missing_ok=True)
         revealed = Summing(self.turn.agreed, self.folder.keys, path).stopped()
         if revealed is not None:
@@ -283,9 +287,10 @@ class Exchange:
         return parts
 
     def _charge(self, ledger: Ledger, *, book: bool) -> None:
-        """Book the sums of all fields, or see whether there is room; what counts need is left in any case.
+        """Charge the sums of all fields or, without `book`, check that they fit the budget; the part of the
+        budget that counts need is always left.
 
-        A relay that has sums opened again and again uses up what is there for sums, and nothing else.
+        So a relay that repeats the sums again and again can use up the budget for sums, and no more.
         """
         sums = [charge for name in self.fields for charge in self.summing.charges(name, self._adding(name))]
         counts = self._payable_counts(ledger)
@@ -297,7 +302,7 @@ class Exchange:
             raise PrivacyError(NO_ROOM) from None
 
     def _forget_stopped(self, ledger: Ledger) -> None:
-        """Sessions before this one are over, whatever the relay has said."""
+        """Delete the keys of earlier sessions, which are over even if the relay did not say so."""
         for path in sorted(self.path.parent.iterdir()):
             if path != self.path and path.is_dir():
                 self._forget(path, ledger)
@@ -307,7 +312,7 @@ class Exchange:
         _log.error("%s: %s", self.name, note)
 
     def _payable_counts(self, ledger: Ledger) -> list[tuple[Cost, Covered, str]]:
-        """What releasing counts to the others will cost; nothing if that is beyond the budget anyway."""
+        """The charges for releasing counts to the other silos; empty if they exceed the budget anyway."""
         owners = [self.folder.owner(name, self.party.epsilon, no_charge) for name in self.fields]
         counts = [
             charge
@@ -326,7 +331,7 @@ class Exchange:
         return Contribution(self.words[name], covered, self.party.epsilon_totals, self.party.entropy)
 
     def _answers(self, ledger: Ledger) -> Iterator[bytes]:
-        """Take in answers and answer questions; what is neither comes from the relay or a stranger."""
+        """Store answers and yield the answers to questions; any other envelope is counted as refused."""
         for data in self.turn.letters:
             try:
                 if Envelope.decode(data).kind == ANSWER:
@@ -361,7 +366,7 @@ class Exchange:
         return {name: Transcript(self.path / peer / name) for name in self.fields}
 
     def _questions(self, ledger: Ledger) -> Iterator[bytes]:
-        """The next question to every silo about every field."""
+        """Yield the next question to every silo about every field, sealed."""
         for peer in self.peers:
             for name, transcript in self._transcripts(peer).items():
                 try:
@@ -380,19 +385,21 @@ class Exchange:
                     self.failed.append(peer)
 
     def _book(self, ledger: Ledger, peer: str, message: bytes) -> None:
-        """Words among decoys are hidden, not private; the ledger says that they left."""
+        """Record in the ledger that words left: decoys hide them, but are no privacy guarantee."""
         if kind_of(message) == CountsQuestion.kind:
             words = len(CountsQuestion.decode(message).columns)
             ledger.record("query text", peer, items=words, note="cells of words and decoys")
 
     def _answered(self, carrier: Transcript, name: str) -> Released:
-        """All that a silo releases of a field to this one, or AwaitingOthers."""
+        """Everything that a silo releases of a field to this one. Raises AwaitingOthers while answers are
+        missing."""
         if self.party.form == "publish":
             return self.seeker.fetch(carrier, [name])
         return self.seeker.ask(carrier, [name], self.query_words, clock=carrier.clock)
 
     def _finished(self) -> bool:
-        """Compute the features over every silo's documents, once all is there."""
+        """Compute the features over every silo's documents. Raises AwaitingOthers while answers are
+        missing."""
         for peer in self.peers:
             if peer in self.failed or (marker := self.path / peer / "done").exists():
                 continue
@@ -404,7 +411,7 @@ class Exchange:
         return True
 
     def looked_up(self, peer: str) -> CountsView:
-        """What is known of a silo's documents; AwaitingOthers if that is not all yet."""
+        """The view of a silo's documents. Raises AwaitingOthers while answers are missing."""
         released: dict[str, Any] = {}
         for name, transcript in self._transcripts(peer).items():
             released |= self._answered(transcript, name)
@@ -412,7 +419,7 @@ class Exchange:
 
     @cached_property
     def totals(self) -> dict[str, Statistics]:
-        """How common words are in all silos."""
+        """Term statistics over all silos, by field."""
         sums = {name: self.summing.totals(name, self._adding) for name in self.fields}
         return {name: totals for name, totals in sums.items() if totals is not None}
 
@@ -436,7 +443,8 @@ class Exchange:
 
 @dataclass(eq=False)
 class ExchangeRelay:
-    """The relay's side: hands post on and adds up; it can open no envelope and sees no silo's cells."""
+    """The relay's side: passes envelopes on and adds up sums. It can open no envelope and sees no silo's
+    cells."""
 
     count: int
     width: int = WIDTH
@@ -445,14 +453,14 @@ class ExchangeRelay:
     step: int = 0
     letters: int = 0
     carried: int = 0
-    """Bytes of envelopes."""
+    """Bytes of all envelopes that were passed on."""
     quiet: int = 0
     over: bool = False
     done: frozenset[str] = frozenset()
     keys: Mapping[str, bytes] = field(default_factory=dict)
     silos: tuple[str, ...] = ()
     left: frozenset[str] = frozenset()
-    """Silos that stopped answering once the sums were there: the others go on without their features."""
+    """Silos that stopped answering after the sums; the others go on without features over their documents."""
 
     def __post_init__(self) -> None:
         self.adding = Adding(self._agreed())
@@ -461,11 +469,12 @@ class ExchangeRelay:
         return Agreed(self.session, self.silos, self.count, self.width, self.colluding)
 
     def first(self) -> Turn:
-        """What every silo is handed first."""
+        """The first message to every silo."""
         return Turn(self._agreed(), 0)
 
     def next(self, replies: Mapping[str, ExchangeReply]) -> dict[str, Turn]:
-        """What each silo is handed now, at last that all is over; then nothing."""
+        """The next message to each silo, from the replies to the last: finally that the exchange is over,
+        then none. Raises FederationError if silos are missing or nothing more is sent."""
         if self.over:
             return {}
         if not self.silos:
@@ -498,11 +507,11 @@ class ExchangeRelay:
 
     @property
     def may_leave(self) -> bool:
-        """Whether the others can go on without a silo: not while the sums, which need all, are being made."""
+        """Whether the others can go on without a silo: not during the sums, which need all silos."""
         return self.step >= TURNS
 
     def _sorted(self, replies: Mapping[str, ExchangeReply]) -> dict[str, list[bytes]]:
-        """The post by receiver; envelopes without one are dropped."""
+        """The envelopes by receiver; those without a known receiver are dropped."""
         post: dict[str, list[bytes]] = {name: [] for name in self.silos if name not in self.left}
         for reply in replies.values():
             for data in reply.letters:

@@ -1,24 +1,25 @@
-"""The key of a federation's hash functions: random, and handed from silo to silo past a relay that may look.
+"""The key of a federation's hash functions: random, and passed from silo to silo through an untrusted relay.
 
-Two-party key agreement would not do: it gives a key a pair, not one a group, and a relay in the middle could
-agree with both sides. So one silo draws the group key and wraps it for every other silo, under keys that both
-sides have seen outside the relay: a box for the receiver's sealing key, signed by the sender's identity.
+Two-party key agreement would not do: it makes a key for a pair, not one for a group, and a relay in the
+middle could agree with both sides. So one silo draws the group key and wraps it for every other silo, under
+keys that both sides have seen outside the relay: a box for the receiver's sealing key, signed by the sender's
+identity.
 
 >>> north, south = Identity.fresh("north"), Identity.fresh("south")
 >>> boxes = wrap(GroupKey.fresh(epoch=1), north, [south.card])
 >>> unwrap(boxes["south"], south, trusted={"north": north.card}).epoch
 1
 
-A silo's keys on its disk, in files that nobody but their owner may read.
+A silo's keys are on its disk, in files that only their owner may read:
 
-    identity.key      the silo's name, with the keys it signs with and opens boxes with
-    cards/NAME.card   the public side of every other silo, from a source that this one trusts
-    group.key         the federation's hash key; every silo has the same one, the relay must not have it
-    noise.key         the secret behind this silo's noise; whoever has it can undo what was released
+    identity.key      the silo's name, and its keys for signing and for opening boxes
+    cards/NAME.card   the public keys of every other silo, from a source that this silo trusts
+    group.key         the federation's hash key, the same in every silo; the relay must not have it
+    noise.key         the secret behind this silo's noise; with it, the noise of releases can be removed
     decoys.key        the secret that chooses decoys, so that a word always comes with the same ones
 
-A secret that others can read is refused, and a file is there whole or not at all. Who writes has the folder's
-lock, so that of two processes neither undoes what the other has done.
+A secret that others can read is refused, and a file is either complete or absent. Writers hold the folder's
+lock, so that two processes cannot undo each other's changes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _MAGIC, _SIGNATURE, _TAG = b"ISGK", 64, 16
 
 @dataclass(frozen=True)
 class Card:
-    """What others must know of a silo, from a source they trust: its name and two public keys."""
+    """A silo's name and two public keys, which others must get from a source they trust."""
 
     name: str
     verifying: bytes
@@ -60,7 +61,7 @@ class Card:
 
     @property
     def fingerprint(self) -> str:
-        """What two people compare by telephone before they trust a card."""
+        """A digest of the card, for two people to compare by telephone before they trust it."""
         data = self.name.encode() + b"\0" + self.verifying + self.sealing
         spelled = hashlib.blake2b(data, digest_size=16, person=b"isthmus card").hexdigest()
         return " ".join(spelled[at : at + 4] for at in range(0, len(spelled), 4))
@@ -68,7 +69,7 @@ class Card:
 
 @dataclass(frozen=True, repr=False)
 class Identity:
-    """A silo's own keys: one to sign with, one that boxes are sealed for."""
+    """A silo's own private keys: one to sign with, one to open boxes with."""
 
     name: str
     signing: Ed25519PrivateKey
@@ -91,7 +92,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class GroupKey:
-    """The secret that all silos share and the relay lacks; `epoch` counts the keys there were."""
+    """The secret that all silos share and the relay lacks; `epoch` numbers the successive keys."""
 
     secret: bytes = field(repr=False)
     epoch: int
@@ -102,12 +103,13 @@ class GroupKey:
 
     @classmethod
     def fresh(cls, *, epoch: int, entropy: Entropy = os.urandom) -> GroupKey:
-        """A new key; sketches of another epoch do not mix with it, and releasing them anew costs anew."""
+        """Draw a new key. Sketches of different epochs cannot be combined, and releases under a new key are
+        charged anew."""
         return cls(entropy(KEY), epoch)
 
     @property
     def mark(self) -> bytes:
-        """Eight bytes that tell this key from others and nothing else about it."""
+        """Eight bytes that identify this key and reveal nothing else about it."""
         data = b"mark %d" % self.epoch
         return hashlib.blake2b(data, key=self.secret, digest_size=8, person=b"isthmus group").digest()
 
@@ -120,7 +122,7 @@ class GroupKey:
 def wrap(
     key: GroupKey, sender: Identity, receivers: Sequence[Card], *, entropy: Entropy = os.urandom
 ) -> dict[str, bytes]:
-    """A box with the group key for every receiver, by name."""
+    """Seal the group key for every receiver. Returns the boxes by name."""
     return {card.name: _box(key, sender, card, entropy) for card in receivers}
 
 
@@ -135,9 +137,10 @@ def _box(key: GroupKey, sender: Identity, card: Card, entropy: Entropy) -> bytes
 def unwrap(
     box: bytes, receiver: Identity, trusted: Mapping[str, Card], *, sender: str | None = None, after: int = -1
 ) -> GroupKey:
-    """Open a box from one of the trusted silos (or from that one), of a later epoch than `after`.
+    """Open a box from one of the trusted silos (or from `sender`), of a later epoch than `after`.
 
-    A box that was cut, damaged, made for or by somebody else, or of an epoch that is over is a ProtocolError.
+    Raises ProtocolError for a box that was cut, damaged, made for or by another silo, or of an epoch that is
+    over.
     """
     if len(box) != _HEAD.size + KEY + _TAG + _SIGNATURE:
         raise ProtocolError("not a box with a group key, or one that was cut")
@@ -170,7 +173,8 @@ def is_signed(card: Card, signature: bytes, message: bytes) -> bool:
 
 
 def agreed_key(*ends: tuple[X25519PrivateKey, bytes], info: bytes, salt: bytes | None = None) -> bytes:
-    """The key that own secrets and the public keys of the other end agree on, bound to `info`."""
+    """Derive one key from key agreements of own secrets with the other side's public keys, bound to
+    `info`."""
     try:
         shared = [own.exchange(X25519PublicKey.from_public_bytes(public)) for own, public in ends]
     except ValueError:
@@ -183,7 +187,7 @@ def _box_key(secret: X25519PrivateKey, public: bytes, aad: bytes) -> bytes:
 
 
 def _aad(head: bytes, sender: Card, receiver: Card) -> bytes:
-    """What a box is bound to: both ends with all their keys, and its own beginning."""
+    """The data to which a box is bound: its header, and the names and keys of both sides."""
     parts = [head]
     for card in (sender, receiver):
         name = card.name.encode()
@@ -202,7 +206,7 @@ class Keyring:
 
     @classmethod
     def at(cls, path: str | PathLike[str], *, create: bool = False) -> Keyring:
-        """An existing folder, or a new one that is its owner's alone."""
+        """Open an existing folder; with `create`, make one that only its owner can read if there is none."""
         folder = Path(path)
         if create:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -212,7 +216,7 @@ class Keyring:
         return cls(folder)
 
     def begin(self, name: str) -> Identity:
-        """Draw the silo's own keys, unless it has some under that name."""
+        """Draw the silo's own keys unless it has some. Raises DataError if those belong to another name."""
         if not _NAME.fullmatch(name):
             expected = "letters, digits, -, _ and ., at most 63"
             raise ConfigError(f"{name!r} cannot name a silo", key="name", value=name, expected=expected)
@@ -226,7 +230,7 @@ class Keyring:
         return identity
 
     def redraw(self, name: str) -> None:
-        """Draw another key in the place of the one in this file, whose epoch counts on."""
+        """Replace the key in this file by a new one, with the next epoch."""
         file = self.path / name
         with self._alone():
             if name == "identity.key":
@@ -236,14 +240,15 @@ class Keyring:
                 _keep(file, {"epoch": epoch, "secret": os.urandom(KEY).hex()})
 
     def identity(self) -> Identity:
-        """This silo's identity, from its key file; an error if there is none."""
+        """This silo's identity, from its key file. Raises DataError if there is none."""
         fields = _secret(self.path / "identity.key", ("signing", "opening"), "isthmus keys new makes one")
         signing, opening = (bytes.fromhex(fields[part]) for part in ("signing", "opening"))
         keys = Ed25519PrivateKey.from_private_bytes(signing), X25519PrivateKey.from_private_bytes(opening)
         return Identity(fields["name"], *keys)
 
     def trust(self, card: Card, *, replace: bool = False) -> None:
-        """Believe from now on that these are the keys of the silo of that name; `replace` what it had."""
+        """Trust the keys on a card as those of the silo that it names; other keys of that name are kept
+        unless `replace`."""
         if not _NAME.fullmatch(card.name):
             raise DataError(f"{card.name!r} cannot name a silo")
         file = self.path / "cards" / f"{card.name}.card"
@@ -256,12 +261,12 @@ class Keyring:
             write_card(card, file)
 
     def trusted(self) -> Mapping[str, Card]:
-        """The silos whose keys this one believes, by name."""
+        """The cards of the silos that this one trusts, by name."""
         cards = [read_card(file) for file in sorted((self.path / "cards").glob("*.card"))]
         return {card.name: card for card in cards}
 
     def group_key(self, *, create: bool = False) -> GroupKey:
-        """The federation's hash key; with `create`, a silo that was given none draws one."""
+        """The federation's hash key; with `create`, a new one is drawn if there is none."""
         file = self.path / "group.key"
         if create:
             self._draw(file)
@@ -269,7 +274,7 @@ class Keyring:
         return GroupKey(bytes.fromhex(fields["secret"]), int(fields["epoch"]))
 
     def join(self, key: GroupKey) -> None:
-        """Take a federation's key; one of a later epoch takes the place of the one there is."""
+        """Store a federation's key; one of a later epoch replaces the present key."""
         file = self.path / "group.key"
         with self._alone():
             present = self.group_key() if file.exists() else None
@@ -295,7 +300,7 @@ class Keyring:
         return bytes.fromhex(_secret(file, ("secret",), "restore it from a backup")["secret"])
 
     def _draw(self, file: Path) -> None:
-        """A secret of this file's own, unless it has one."""
+        """Draw a secret for this file, unless it has one."""
         with self._alone():
             if not file.exists():
                 _keep(file, {"secret": os.urandom(KEY).hex()})
@@ -305,14 +310,14 @@ class Keyring:
 
 
 def write_card(card: Card, path: str | PathLike[str]) -> None:
-    """Write what others may know of a silo."""
+    """Write a silo's public keys to a file."""
     keys = {"verifying": card.verifying.hex(), "sealing": card.sealing.hex()}
     fields = {"format": "isthmus card", "name": card.name, **keys}
     write_whole(path, json.dumps(fields).encode() + b"\n")
 
 
 def read_card(path: str | PathLike[str]) -> Card:
-    """What a silo has told of itself."""
+    """Read a silo's public keys from a file."""
     fields = _read(Path(path), "isthmus card", ("verifying", "sealing"), "ask that silo for its card again")
     if not _NAME.fullmatch(fields["name"]):
         raise DataError("names no silo", file=path, text=fields["name"])
@@ -320,7 +325,7 @@ def read_card(path: str | PathLike[str]) -> Card:
 
 
 def _keep(file: Path, fields: Mapping[str, str | int]) -> None:
-    """Write a secret in the place of the one there is, if any, which its reader has until then."""
+    """Write a secret; a file that exists is replaced as a whole."""
     write_private(file, json.dumps({"format": f"isthmus {file.name}", "epoch": 0, **fields}).encode())
 
 
@@ -330,7 +335,7 @@ def _keep_identity(file: Path, drawn: Identity) -> None:
 
 
 def _secret(file: Path, keys: tuple[str, ...], cure: str) -> dict[str, str]:
-    """A secret of one's own, which others cannot read."""
+    """Read an own secret, from a file that others cannot read."""
     return _read(private_file(file) if file.exists() else file, f"isthmus {file.name}", keys, cure)
 
 

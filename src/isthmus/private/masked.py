@@ -1,18 +1,20 @@
-"""Sums of answers to many questions, each in one round trip: pairwise masks that are agreed once a session.
+"""Sums of answers to many questions, each in one round trip, under pairwise masks that are agreed once a
+session.
 
     member.advertise()                        an X25519 public key and whether it has anything to add, signed
     member.agree(adverts)                     the keys of all members, checked; once a session
     member.mask(number, question, vector)     x + Σ_{v>u} PRG(key_uv) − Σ_{v<u} PRG(key_uv)  mod 2^64
 
-A relay takes everything from member to member, adds the words of all of them and can open the total alone.
+A relay passes everything from member to member, adds the words of all of them and alone can read the total.
 Masks are bound to the session, to the keys of all members, to the number of the question and to its bytes:
-members who were told different lists, or asked different questions, have masks that do not cancel. A member
-answers a number once, in ascending order, and takes part in sums to which at least `least` members add
-something, all of whom it knows by their cards. Who has nothing to add masks zeros.
+members who received different lists, or different questions, have masks that do not cancel. A member answers
+a number once, in ascending order, and takes part in sums only if at least `least` members add something and
+it has the cards of all members. A member with nothing to add masks zeros.
 
-Nobody may drop out: without one member's words the total is noise. Then a session begins again without it.
-Whoever compares the totals of two sessions, with a member and without, has that member's sums; what these may
-tell is for the member to bound (`service.judged`). `secure_sum` is for sums that members may leave.
+No member may drop out: without one member's words the total is noise, and a new session has to begin without
+that member. By comparing the totals of two sessions, with and without a member, a relay can compute that
+member's sums; the member has to bound what these may reveal (`service.judged`). `secure_sum` is for sums that
+members may leave.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ from isthmus.errors import PrivacyError, ProtocolError
 from isthmus.private.secure_sum import Words, as_words, joined, pairwise_mask
 
 LEAST_MEMBERS = 3
-"""With two, each would know the other's words from the total."""
+"""Least number of members that add something: of two, each would learn the other's words from the total."""
 _KEY, _SIGNATURE = 32, 64
 _STATED = _KEY + 1
-"""Bytes that a signature covers: the key, and whether its member has anything to add."""
+"""Bytes that a signature covers: the key, and whether the member has anything to add."""
 
 
 @dataclass(eq=False)
@@ -48,7 +50,7 @@ class MaskedMember:
     trusted: Mapping[str, Ed25519PublicKey]
     least: int = LEAST_MEMBERS
     adds: bool = True
-    """Whether it has anything to add: what it masks is 0 where it has not."""
+    """Whether the member has anything to add; if not, it masks zeros."""
     entropy: Callable[[int], bytes] = os.urandom
     _keys: dict[str, bytes] = field(default_factory=dict, init=False, repr=False)
     _adding: tuple[bool, ...] = field(default=(), init=False, repr=False)
@@ -61,29 +63,30 @@ class MaskedMember:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Everybody whose words are in the total, by name; nobody before they have agreed."""
+        """The names of all members whose words are in the total; empty before they have agreed."""
         return tuple(sorted(self._keys))
 
     @property
     def adding(self) -> tuple[bool, ...]:
-        """Of every member, in the order of their names, whether it has anything to add."""
+        """Whether each member has anything to add, in the order of their names."""
         return self._adding
 
     @property
     def place(self) -> int:
-        """This member's among all, in the order of their names; a ProtocolError before they have agreed."""
+        """The position of this member in the order of names. Raises ProtocolError before the members have
+        agreed."""
         if not self._keys:
             raise ProtocolError("a question before the members have agreed")
         return self.members.index(self.name)
 
     def advertise(self) -> bytes:
-        """The public key of this session, whether there is anything to add, and a signature of both."""
+        """The public key of this session and whether there is anything to add, with a signature of both."""
         stated = self._secret.public_key().public_bytes_raw() + bytes((self.adds,))
         return stated + self.identity.sign(self._statement(self.name, stated))
 
     def agree(self, adverts: Mapping[str, bytes]) -> None:
-        """Accept the keys of all members; a ProtocolError where one is not signed, unknown or misquoted, or
-        where too few have anything to add."""
+        """Accept the keys of all members. Raises ProtocolError where one is not signed, unknown or misquoted,
+        or where too few members have anything to add."""
         if self._keys:
             raise ProtocolError("the members of this session are settled")
         if adverts.get(self.name) != self.advertise():
@@ -111,7 +114,8 @@ class MaskedMember:
         return joined((b"isthmus masked sums, key", self.session, name.encode(), stated))
 
     def claim(self, number: int) -> None:
-        """Use up the number of a question: a ProtocolError for one that was used, or lies before one."""
+        """Use up the number of a question. Raises ProtocolError for a number that is not above the
+        last one."""
         if not self._keys:
             raise ProtocolError("a question before the members have agreed")
         if number <= self._last:
@@ -119,7 +123,7 @@ class MaskedMember:
         self._last = number
 
     def mask(self, number: int, question: bytes, vector: ArrayLike) -> Words:
-        """The integers of an answer under the masks of this question, whose number is claimed."""
+        """Return the integers of an answer under the masks of this question, and use up its number."""
         self.claim(number)
         members = joined(part for name in self.members for part in (name.encode(), self._keys[name]))
         digests = (hashlib.sha256(part).digest() for part in (members, question))

@@ -1,25 +1,27 @@
-"""Noise that is drawn once: a secret keyed stream, and integers from it.
+"""Ways to release counts: noise that is drawn once from a keyed stream, and the sensitivity and cost of each
+way.
 
 The noise of a cell is PRF(key; domain, cell block, version nonce), with AES-256 as the function: the domain
 (mechanism, ε, rows, width, hash epoch, field) and the cell make the cipher's key, the document version's
-random nonce is the block that it encrypts. This is counter mode with nonces for counters, so one call gives
-the noise of one cell for all documents, a cell always answers the same, and a version keeps sixteen bytes.
+random nonce is the block that it encrypts. This is counter mode with nonces for counters: one call gives the
+noise of one cell for all documents, a cell always has the same noise, and a version stores sixteen bytes.
 
-Integers come from the words by inversion of the exact distribution function in integer arithmetic: no
-floating-point value is ever released, so nothing leaks through its last bits. The distribution is that of the
-formula up to 2^-64 a cell; with a stream that is only computationally random, so is the guarantee.
+Integers come from the words by inversion of the exact distribution function in integer arithmetic: sound
+mechanisms release no floating-point value, so nothing leaks through its last bits. The distribution is that
+of the formula up to 2^-64 per cell; the stream is only computationally random, so the guarantee is
+computational.
 
-How counts may leave a silo: one interface; each way states how sensitive it is and what it costs.
+All mechanisms have the same interface, and each states its sensitivity and its cost:
 
-    one_shot                every cell noised once and for all; asking again, and by others, costs nothing
-    scalar                  the signed median of a word's cells plus noise; every word asked for costs
-    per_cell                the cells of an obfuscated vector, noise for each; every vector asked for costs
+    one_shot                every cell noised once; asking again, or by other peers, costs nothing
+    scalar                  the signed median of a word's cells plus noise; every word has a cost
+    per_cell                the cells of an obfuscated vector, noise for each; every vector has a cost
     insecure_shared_noise   the CS-F-LTR paper's: one draw for all cells of a vector, so differences are exact
 
-Neighbours differ in one replaced word, which changes at most two cells of a row by one each, or with signs
-one cell by two: L1 sensitivity 2 a row. All noise is keyed, so a repeated question gets the answer it got,
-and that of the sound mechanisms is integer. They are ε-private for what their cost says; the last one is
-not private at all, must be asked for by its name, warns, and costs ε = ∞.
+Neighbours differ in one replaced word, which changes at most two cells of a row by one each or, with signs,
+one cell by two: L1 sensitivity 2 per row. All noise is keyed, so a repeated question gets the same answer,
+and the noise of the sound mechanisms is integer. They are ε-private for the ε of their cost; the last one is
+not private at all, must be requested by its name, warns, and costs ε = ∞.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ _GUIDE = 12  # bits of a word that pick the entry of the guide table
 class Geometric:
     """Two-sided geometric noise: P(k) = (1 − a)/(1 + a) · a^|k| with a = e^{−rate}.
 
-    Added to an integer that changes by at most Δ it is (rate·Δ)-private. An infinite rate is no noise.
+    Added to an integer that changes by at most Δ, it is (rate·Δ)-private. An infinite rate means no noise.
     """
 
     rate: float
@@ -70,7 +72,7 @@ class Geometric:
 
     @property
     def ratio(self) -> float:
-        """a, how much less likely every further step from zero is."""
+        """The ratio a: the probability of each further step from zero, relative to the one before."""
         return float(np.exp(-self.rate))
 
     @property
@@ -86,7 +88,7 @@ class Geometric:
         return share * falling
 
     def of(self, words: Words) -> NDArray[np.int32]:
-        """The integers that uniform 64-bit words stand for, by inversion."""
+        """Map uniform 64-bit words to integers with this distribution, by inversion."""
         first, exact = self._guide
         entry = (words >> np.uint64(64 - _GUIDE)).astype(np.intp)
         index = first[entry]
@@ -111,20 +113,22 @@ class Geometric:
 
     @cached_property
     def _guide(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """For every beginning of a word the first cut above it, and whether all such words lie there."""
+        """For every prefix of a word, the first cut above it, and whether no cut separates words with that
+        prefix."""
         starts = np.arange(1 << _GUIDE, dtype=np.uint64) << np.uint64(64 - _GUIDE)
         ends = starts | np.uint64((1 << (64 - _GUIDE)) - 1)
         first = np.searchsorted(self._cuts, starts, side="right")
         return first.astype(np.int32), first == np.searchsorted(self._cuts, ends, side="right")
 
     def draw(self, size: int, entropy: Entropy = os.urandom) -> NDArray[np.int32]:
-        """Fresh noise that nobody can draw again, from the operating system."""
+        """Draw fresh noise from the operating system's entropy, which nobody can reproduce."""
         return self.of(np.frombuffer(entropy(8 * size), dtype="<u8").astype(np.uint64))
 
 
 @dataclass(frozen=True, repr=False)
 class NoiseKey:
-    """The secret behind all noise of a silo. Whoever has it can take the noise off what was released."""
+    """The secret behind all noise of a silo. A party that has it can remove the noise from released
+    values."""
 
     secret: bytes
 
@@ -134,24 +138,24 @@ class NoiseKey:
 
     @classmethod
     def fresh(cls, entropy: Entropy = os.urandom) -> NoiseKey:
-        """A new key; everything released under it must be charged anew."""
+        """Draw a new key; everything that is released under it must be charged anew."""
         return cls(entropy(KEY))
 
     @property
     def name(self) -> str:
-        """What tells this key from others and nothing else about it."""
+        """A name that identifies this key and reveals nothing else about it."""
         return hashlib.blake2b(b"name", key=self.secret, digest_size=8, person=b"isthmus noise").hexdigest()
 
     def under(self, name: str) -> NoiseKey:
-        """The key for counts that are made in the way of this name, the same whenever it is asked for.
+        """The key for counts that are made in the way of this name, the same at every call.
 
-        One noise on the same text counted in two ways would give away where the counts differ.
+        The same noise on two ways of counting one text would reveal where the counts differ.
         """
         digest = hashlib.blake2b(name.encode(), key=self.secret, digest_size=KEY, person=b"isthmus counted")
         return NoiseKey(digest.digest())
 
     def words(self, domain: Sequence[Name], block: int, nonces: NDArray[np.uint8]) -> Words:
-        """Two words for every nonce: those of the domain's block, of shape (nonces, 2)."""
+        """Two words for every nonce, from one block of the domain, of shape (nonces, 2)."""
         first: Words = self._blocks(domain, [block], nonces)[0]
         return first
 
@@ -172,7 +176,8 @@ class NoiseKey:
     def noise(
         self, law: Geometric, domain: Sequence[Name], cells: IntArray, nonces: NDArray[np.uint8]
     ) -> NDArray[np.int32]:
-        """The noise of cells in all documents, (cells, documents); cells 2i and 2i + 1 share a block."""
+        """The noise of cells in all documents, of shape (cells, documents); cells 2i and 2i + 1 share a
+        block."""
         drawn = np.zeros((len(cells), len(nonces)), dtype=np.int32)
         if np.isinf(law.rate) or not drawn.size:
             return drawn
@@ -193,12 +198,12 @@ class NoiseKey:
 
 
 def fresh_nonces(count: int, entropy: Entropy = os.urandom) -> NDArray[np.uint8]:
-    """A random name for each of so many document versions; never made from the text."""
+    """Random nonces for `count` document versions; never derived from the text."""
     return np.frombuffer(entropy(NONCE * count), dtype=np.uint8).reshape(count, NONCE)
 
 
 def _spelled(names: Sequence[Name]) -> bytes:
-    """Length-prefixed parts with their kind, so that no two domains spell the same."""
+    """Encode names with their types and lengths, so that no two domains have the same encoding."""
     parts = [f"{type(name).__name__}:{name!r}".encode() for name in names]
     return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
@@ -206,12 +211,12 @@ def _spelled(names: Sequence[Name]) -> bytes:
 Columns = NDArray[np.uint32]
 
 MEDIAN = math.pi / 2
-"""The variance of a median is that of a mean times this, for values that are nearly normal."""
+"""The variance of a median relative to that of a mean, for values that are nearly normal."""
 
 
 @dataclass(frozen=True, eq=False)
 class FieldData:
-    """What the owner has of a field: the sketches, and what their noise is made of."""
+    """An owner's data of one field: the sketches, and the key and nonces of their noise."""
 
     terms: Terms
     sketch: Sketch
@@ -219,7 +224,7 @@ class FieldData:
     nonces: NDArray[np.uint8]
 
     def domain(self, *more: str) -> tuple[str | int | float, ...]:
-        """What separates this noise from any other."""
+        """The domain of the noise, which separates it from any other noise under the same key."""
         terms = self.terms
         parts = (terms.mechanism, terms.epsilon, terms.rows, terms.width, terms.epoch, terms.field)
         # with the hash functions: one noise on two different counts would give away their difference
@@ -235,12 +240,12 @@ class FieldData:
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A way to release counts. `epsilon` is paid once, or for every word or vector that is answered."""
+    """A way to release counts. `epsilon` is charged once, or for every word or vector that is answered."""
 
     name: ClassVar[str]
     sketch: ClassVar[type[Sketch]]
     signed: ClassVar[bool] = False
-    """Whether a column from `width` on means column − width with a negative sign."""
+    """Whether a column from `width` on stands for column − width with a negative sign."""
     obfuscated: ClassVar[bool] = False
     """Whether a vector mixes rows of a real word with rows of its decoys (eq. 4 of the paper)."""
 
@@ -255,7 +260,8 @@ class Mechanism:
 
     @property
     def rate(self) -> float:
-        """The rate of the noise on one value: ε/(2z) where all of z rows are noised, two cells each."""
+        """The rate of the noise on one value: ε/(2z) where all z rows are noised and two cells change in
+        each."""
         return self.epsilon / (2 * self.rows)
 
     @cached_property
@@ -265,14 +271,13 @@ class Mechanism:
 
     @property
     def sensitivity(self) -> float:
-        """The L1 change of what is answered between neighbours: two cells a row."""
+        """The L1 change of an answer between neighbours: two per row."""
         return 2.0 * self.rows
 
     def costs(self, terms: Terms, columns: Columns) -> list[Cost]:
-        """What answering these columns costs every document: ε for every distinct word or vector.
+        """The cost of answering these columns, for every document: ε for every distinct word or vector.
 
-        The word that goes and the one that comes may meet in one cell, so the noise they meet is not
-        independent.
+        The removed and the inserted word may fall into one cell, so the noise they meet is not independent.
         """
         about = self.name, (terms.field,), self.charged, self.sensitivity, 1 / self.law.rate
         names = dict.fromkeys(_names(terms, columns))
@@ -280,7 +285,7 @@ class Mechanism:
 
     @property
     def charged(self) -> float:
-        """The ε of one answer as it is booked."""
+        """The ε that is charged for one answer."""
         return self.epsilon
 
     def answer(self, data: FieldData, columns: Columns, peer: str) -> NDArray[Any]:
@@ -288,18 +293,19 @@ class Mechanism:
         raise NotImplementedError
 
     def read(self, values: NDArray[Any], signs: NDArray[np.int8], used: IntArray) -> NDArray[Any]:
-        """The asker's estimate, (words, documents), from the answer.
+        """The asker's estimate from an answer, of shape (words, documents).
 
-        `signs` (rows, words) are those of the words asked about, `used` (words, rows used) where they stand.
+        `signs` (rows, words) are the signs of the words in question, `used` (words, rows used) the rows in
+        which they stand.
         """
         raise NotImplementedError
 
     def variance(self, moments: FloatArray, width: int, used: int) -> FloatArray:
-        """The variance of an estimate in documents of these second moments, from so many rows."""
+        """The variance of an estimate from `used` rows, in documents with these second moments."""
         raise NotImplementedError
 
     def check(self, terms: Terms, columns: Columns) -> None:
-        """Refuse columns that do not exist."""
+        """Raise ProtocolError for columns that do not exist."""
         if (columns >= terms.width * (2 if self.signed else 1)).any():
             raise ProtocolError("a question about a column that does not exist")
 
@@ -308,7 +314,7 @@ class Mechanism:
 class OneShot(Mechanism):
     """Count-Min cells with two-sided geometric noise of rate ε/(2z), drawn once for every cell.
 
-    Sensitivity 2z (z rows, two cells each): ε-private however many cells are answered and to whomever.
+    The sensitivity is 2z (z rows, two cells each): ε-private for any number of answered cells and peers.
     """
 
     name = "one_shot"
@@ -318,21 +324,21 @@ class OneShot(Mechanism):
     rows: int = 1
 
     def costs(self, terms: Terms, columns: Columns) -> list[Cost]:
-        """The same single charge whatever is asked."""
+        """A single charge, the same for every question."""
         size = f"{terms.rows} × {terms.width} cells"
         release = f"{terms.field}, {size}, ε = {terms.epsilon!r}, epoch {terms.epoch}"
         scale = 2 * self.rows / self.epsilon
         return [Cost(self.name, (terms.field,), self.epsilon, 2.0 * self.rows, scale, release)]
 
     def answer(self, data: FieldData, columns: Columns, peer: str) -> NDArray[Any]:
-        """Cells plus their noise; cells that are zero are noised like all others."""
+        """The cells plus their noise; cells that are zero are noised like all others."""
         cells, back = np.unique(columns + np.arange(self.rows) * data.terms.width, return_inverse=True)
         noisy = data.sketch.columns(cells) + self.noise(data, cells)
         values: NDArray[Any] = noisy[back.ravel()].reshape(*columns.shape, len(data.sketch))
         return values
 
     def noise(self, data: FieldData, cells: IntArray) -> NDArray[np.int32]:
-        """The noise of cells in all documents, (cells, documents), the same however they are released."""
+        """The noise of cells in all documents, (cells, documents), the same in every kind of release."""
         return data.key.noise(self.law, data.domain(), cells, data.nonces)
 
     def read(self, values: NDArray[Any], signs: NDArray[np.int8], used: IntArray) -> NDArray[Any]:
@@ -340,13 +346,13 @@ class OneShot(Mechanism):
         return values[:, 0] if self.rows == 1 else np.median(values, axis=1)
 
     def variance(self, moments: FloatArray, width: int, used: int) -> FloatArray:
-        """F₂/w + 2a/(1 − a)² a row."""
+        """F₂/w + 2a/(1 − a)² for one row; times (π/2)/z for the median of z rows."""
         return (moments / width + self.law.variance) * (1 if self.rows == 1 else MEDIAN / self.rows)
 
 
 @dataclass(frozen=True)
 class Scalar(Mechanism):
-    """The signed median of a word's cells with noise of rate ε/2 (sensitivity 2), for every word asked."""
+    """The signed median of a word's cells with noise of rate ε/2 (sensitivity 2), charged for every word."""
 
     name = "scalar"
     sketch = CountSketch
@@ -362,11 +368,11 @@ class Scalar(Mechanism):
 
     @property
     def sensitivity(self) -> float:
-        """A median of cells changes by two at most."""
+        """The most that a median of cells can change: two."""
         return 2.0
 
     def answer(self, data: FieldData, columns: Columns, peer: str) -> NDArray[Any]:
-        """Medians, rounded down so that they are integers, plus noise."""
+        """Medians, rounded down to integers, plus noise."""
         signs = np.where(columns >= data.terms.width, -1, 1).astype(np.int8)
         cells = data.cells(columns % np.uint32(data.terms.width)).swapaxes(0, 1)
         middle = np.floor(CountSketch.combine(cells, signs.T)).astype(np.int32)
@@ -375,18 +381,18 @@ class Scalar(Mechanism):
         return noisy
 
     def read(self, values: NDArray[Any], signs: NDArray[np.int8], used: IntArray) -> NDArray[Any]:
-        """The answer as it came: one number a word and document."""
+        """The answer unchanged: one number for each word and document."""
         first: NDArray[Any] = values[:, 0]
         return first
 
     def variance(self, moments: FloatArray, width: int, used: int) -> FloatArray:
-        """The median's, and the noise's on top."""
+        """The variance of the median plus that of the noise."""
         return MEDIAN * moments / (width * self.rows) + self.law.variance
 
 
 @dataclass(frozen=True)
 class Vectors(Mechanism):
-    """Ways to answer the z cells of an obfuscated vector."""
+    """Mechanisms that answer the z cells of an obfuscated vector."""
 
     sketch = CountSketch
     obfuscated = True
@@ -403,7 +409,8 @@ class Vectors(Mechanism):
 
 @dataclass(frozen=True)
 class PerCell(Vectors):
-    """The z cells of an obfuscated vector, noise of rate ε/(2z) each, for every vector (sensitivity 2z)."""
+    """The z cells of an obfuscated vector, noise of rate ε/(2z) each, charged for every vector (sensitivity
+    2z)."""
 
     name = "per_cell"
 
@@ -413,7 +420,7 @@ class PerCell(Vectors):
         return data.cells(columns) + np.stack(noise)
 
     def variance(self, moments: FloatArray, width: int, used: int) -> FloatArray:
-        """F₂/w + 2a/(1 − a)² a row."""
+        """F₂/w + 2a/(1 − a)² per row, times π/2 over the number of rows used."""
         return MEDIAN * (moments / width + self.law.variance) / used
 
 
@@ -421,7 +428,7 @@ class PerCell(Vectors):
 class SharedNoise(Vectors):
     """Paper mode: the cells of an obfuscated vector plus one Laplace(1/ε) draw for all of them (eq. 5).
 
-    Cells are integers, so differences of what comes back are free of noise: ε is infinite whatever it says.
+    Cells are integers, so differences of the answers are free of noise: ε is infinite, whatever value is set.
     """
 
     name = "insecure_shared_noise"
@@ -436,7 +443,7 @@ class SharedNoise(Vectors):
 
     @property
     def rate(self) -> float:
-        """As noise of rate ε on one cell, which is how the paper counts it."""
+        """The rate of noise of ε on one cell, which is how the paper counts it."""
         return self.epsilon
 
     @property
@@ -445,7 +452,7 @@ class SharedNoise(Vectors):
         return math.inf
 
     def answer(self, data: FieldData, columns: Columns, peer: str) -> NDArray[Any]:
-        """Cells plus one real number a vector and document."""
+        """The cells plus one real number for each vector and document."""
         uniform = np.stack([self._words(data, name, peer) for name in _names(data.terms, columns)]) / 2.0**64
         noise = -np.sign(uniform - 0.5) * np.log1p(-2 * np.abs(uniform - 0.5)) / self.epsilon
         noisy: NDArray[Any] = data.cells(columns) + noise[:, None, :]
@@ -455,29 +462,30 @@ class SharedNoise(Vectors):
         return data.key.words(data.domain(peer, name), 0, data.nonces)[:, 0]
 
     def variance(self, moments: FloatArray, width: int, used: int) -> FloatArray:
-        """No number of rows makes a shared draw smaller, whatever Theorem 2 says (fault C2b)."""
+        """The variance of an estimate. More rows do not reduce that of a shared draw, contrary to Theorem 2
+        (fault C2b)."""
         return MEDIAN * moments / (width * used) + 2 / self.epsilon**2
 
 
 _KINDS: tuple[type[Mechanism], ...] = (OneShot, Scalar, PerCell, SharedNoise)
 MECHANISMS = {kind.name: kind for kind in _KINDS}
-"""The ways by name."""
+"""The mechanisms by name."""
 
 
 def mechanism(name: str, **settings: Any) -> Mechanism:
-    """A mechanism by its name."""
+    """Make a mechanism by its name. Raises ConfigError for an unknown one."""
     if name not in MECHANISMS:
         raise ConfigError(f"no mechanism {name!r}", key=name, known=MECHANISMS)
     return MECHANISMS[name](**settings)
 
 
 def _names(terms: Terms, columns: Columns) -> list[str]:
-    """What each word's or vector's noise is called: a digest of its columns."""
+    """The name of the noise of each word or vector, with a digest of its columns."""
     prefix = f"{terms.field}, ε = {terms.epsilon!r}, epoch {terms.epoch}"
     digests = (hashlib.blake2b(row.tobytes(), digest_size=12).hexdigest() for row in columns.astype("<u4"))
     return [f"{prefix}, {digest}" for digest in digests]
 
 
 def _noise(kind: Mechanism, data: FieldData, name: str, peer: str, *, parts: int) -> NDArray[np.int32]:
-    """The noise of one word's or vector's parts in all documents; another peer gets another draw."""
+    """The noise of the parts of one word or vector in all documents; every peer gets its own draw."""
     return data.key.noise(kind.law, data.domain(peer, name), np.arange(parts), data.nonces)

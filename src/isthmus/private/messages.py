@@ -1,15 +1,15 @@
-"""What silos say to each other about counts, as bytes; nothing here knows a network.
+"""Messages between silos about counts, as bytes. No network code.
 
-    Enquiry          asker → owner   for the catalogue of a field, or for a part of what is published of it
+    Enquiry          asker → owner   for the catalogue of a field, or for some of its published cells
     Catalogue        owner → asker   which documents there are, how long, and how counts are released
-    Published        owner → asker   the noisy cells of all documents of a field
+    Published        owner → asker   the noisy cells of a batch of documents of a field
     CountsQuestion   asker → owner   cells, real and decoy
     CountsAnswer     owner → asker   their noisy values in all documents, bound to the question
-    Refusal          owner → asker   nothing is released, in general words why
+    Refusal          owner → asker   nothing is released, and why in general words
 
-A message is `ISTH`, a version, a kind, the length of the body, the body, and a checksum. Whatever is not
-exactly that (cut, longer, of another kind, with a count that does not fit) is a ProtocolError, whose text
-tells what rule was broken and never a term, an id or a count.
+A message is `ISTH`, a version, a kind, the length of the body, the body, and a checksum. Anything else (cut,
+longer, of another kind, with a count that does not fit) is a ProtocolError, whose text names the broken rule
+and never a term, an id or a count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from isthmus.tables import Unpacker
 
 VERSION = 1
 LARGEST = 1 << 30
-"""Bytes of the largest message that is looked at."""
+"""Bytes of the largest message that is accepted."""
 MOST_DOCUMENTS, MOST_WORDS = 1 << 24, 1 << 14
 """The most documents of a catalogue and the most words, decoys included, of a question."""
 MOST_VALUES = 1 << 27
@@ -36,7 +36,7 @@ MOST_VALUES = 1 << 27
 MOST_UNPACKED = 1 << 31
 """Bytes that a message may unpack to: the most values of an answer, with the place of each."""
 A_NAME = 100
-"""Bytes of a document's name in memory, beside its characters."""
+"""Bytes of a document's name in memory, in addition to its characters."""
 
 _FRAME = struct.Struct("<4sBBI")
 _MAGIC, _CHECK = b"ISTH", 8
@@ -44,7 +44,7 @@ _MAGIC, _CHECK = b"ISTH", 8
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How the counts of a field are released: what a reader must know of the mechanism, nothing secret."""
+    """How the counts of a field are released: what a reader needs of the mechanism, all of it public."""
 
     mechanism: str
     field: str
@@ -56,7 +56,7 @@ class Terms:
 
 @dataclass(frozen=True, eq=False)
 class CountsMessage:
-    """A kind of message; subclasses spell their body."""
+    """A kind of message; subclasses encode and decode its body."""
 
     kind: ClassVar[int]
 
@@ -70,7 +70,7 @@ class CountsMessage:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """The message that these bytes are, or a ProtocolError."""
+        """Decode a message of this kind. Raises ProtocolError for any other bytes."""
         if not isinstance(data, (bytes, bytearray, memoryview)) or len(data) < _FRAME.size + _CHECK:
             raise ProtocolError("not a message, or one that was cut")
         if len(data) > LARGEST + _FRAME.size + _CHECK:
@@ -103,7 +103,8 @@ class CountsMessage:
 
 @dataclass(frozen=True, eq=False)
 class Enquiry(CountsMessage):
-    """Asks for the catalogue of a field or, if `first` is not negative, for its cells from there on."""
+    """Asks for the catalogue of a field or, if `first` is not negative, for its cells from document `first`
+    on."""
 
     kind = 5
 
@@ -120,7 +121,7 @@ class Enquiry(CountsMessage):
 
 @dataclass(frozen=True, eq=False)
 class Refusal(CountsMessage):
-    """Nothing is released; `reason` tells what kind of rule forbids it, and no term, id or count."""
+    """Nothing is released; `reason` names the kind of rule that forbids it, and no term, id or count."""
 
     kind = 6
 
@@ -167,8 +168,8 @@ class Catalogue(CountsMessage):
 
 @dataclass(frozen=True, eq=False)
 class Published(CountsMessage):
-    """The noisy cells of some documents of a catalogue, from `first` on: `values` of those not zero stand at
-    `places`, counted document by document and cell by cell."""
+    """The noisy cells of some documents of a catalogue, from document `first` on: the `values` that are not
+    zero, at `places` counted document by document and cell by cell."""
 
     kind = 2
 
@@ -191,10 +192,10 @@ class Published(CountsMessage):
 
 @dataclass(frozen=True, eq=False)
 class CountsQuestion(CountsMessage):
-    """For every word, real or decoy, the column it has in each row, of shape (words, rows).
+    """For every word, real or decoy, its column in each row, of shape (words, rows).
 
-    Where the mechanism needs signs, column + width stands for the column with a negative one.
-    `number` grows with every question of an asker, so that an old one is known as such.
+    Where the mechanism needs signs, column + width stands for the column with a negative sign. `number`
+    increases with every question of an asker, so that a repeated question is recognised.
     """
 
     kind = 3
@@ -218,7 +219,7 @@ class CountsQuestion(CountsMessage):
         return cls(terms, number, columns.astype(np.uint32))
 
     def digest(self) -> bytes:
-        """What an answer is bound to."""
+        """The digest of the question, which its answer must name."""
         return hashlib.blake2b(self.encode(), digest_size=16).digest()
 
 
@@ -226,7 +227,7 @@ class CountsQuestion(CountsMessage):
 class CountsAnswer(CountsMessage):
     """The values for a question, of shape (words, parts, documents): integers sparsely coded, or reals.
 
-    `places` is None for reals. Nothing of the shape's size is made before somebody has checked the shape.
+    `places` is None for reals. No array of the full shape is allocated before the shape has been checked.
     """
 
     kind = 4
@@ -238,7 +239,7 @@ class CountsAnswer(CountsMessage):
 
     @classmethod
     def of(cls, question: bytes, table: NDArray[Any]) -> CountsAnswer:
-        """The answer that holds this table."""
+        """The answer with the values of this table."""
         flat = table.ravel()
         words, parts, documents = table.shape
         if table.dtype.kind == "f":
@@ -277,9 +278,9 @@ class CountsAnswer(CountsMessage):
 
 
 def pack(places: IntArray, values: NDArray[Any], size: int) -> bytes:
-    """Integers of which those not zero stand at `places`, as gaps and values of one byte each with escapes.
+    """Encode the integers that are not zero, at `places`, as gaps and values of one byte each with escapes.
 
-    Where more than half of them are not zero, as one byte each without gaps.
+    If more than half of the `size` integers are not zero, encode all as one byte each without gaps.
     """
     dense = 2 * len(places) > size
     dense_values = np.asarray(values, dtype=np.int64)
@@ -302,7 +303,7 @@ def pack(places: IntArray, values: NDArray[Any], size: int) -> bytes:
 
 
 def unpack(body: _Cursor, size: int) -> tuple[IntArray, NDArray[np.int32]]:
-    """Places and values of what was packed out of so many integers."""
+    """Decode the places and values of `size` packed integers. Raises ProtocolError where they do not fit."""
     dense = bool(body.number("<B", 2))
     count, far_count, wide_count = (body.number("<I", size + 1) for _ in range(3))
     gaps, small = body.array("<u1", 0 if dense else count), body.array("<i1", count)
@@ -329,7 +330,7 @@ def unpack(body: _Cursor, size: int) -> tuple[IntArray, NDArray[np.int32]]:
 
 
 class _Cursor:
-    """Reads a body from its beginning to its end, and no further; arrays count against one budget."""
+    """Reads a body from its beginning to its end, and no further; all arrays share one limit of bytes."""
 
     def __init__(self, data: memoryview) -> None:
         self._data, self._at = data, 0
@@ -361,7 +362,7 @@ class _Cursor:
 
 
 def kind_of(data: bytes) -> int:
-    """Which kind of message bytes claim to be; -1 for none."""
+    """The kind of message that bytes claim to be; -1 if they are no message."""
     return data[5] if len(data) > _FRAME.size and data[:4] == _MAGIC else -1
 
 

@@ -1,21 +1,20 @@
-"""Reading noisy counts: what a cell's value says about a word, given what the reader knew before.
+"""Read noisy counts: estimate a word's count from the value of its cell and the reader's prior knowledge.
 
     plain       the value, negative ones as 0
-    threshold   the value where it is large enough to believe, else 0
+    threshold   the value where it is large enough to be credible, else 0
     shrink      the posterior mean of the count
 
 The prior of `shrink` comes from the reader's own documents and the released totals: how common the word is,
 how often it repeats, how long the document is, how likely other words share the cell, and, where whole
-sketches were published, what the document is about. Every reading has an error bar: the posterior's standard
+sketches were published, what the document is about. Every estimate has an error bar: the posterior's standard
 deviation, or that of the noise.
 
-What a document is about, read from its published noisy sketch, foretells which words it has.
-
-A word that the reader's own documents have in company of certain others is likelier in a foreign document
-that seems to have those. The reader learns directions of meaning from its own documents (latent semantic
-analysis), places every noisy sketch among them, and learns on its own documents, noised in the same way, how
-much that says. A cell's own value never foretells itself: its part is taken out before its words are looked
-at. All of this is post-processing of what was released: it costs nothing.
+The topic of a document, inferred from its published noisy sketch, predicts which words it has. A word that
+occurs together with certain others in the reader's own documents is likelier in a foreign document that seems
+to have those. The reader learns latent directions from its own documents (latent semantic analysis), places
+every noisy sketch among them, and learns from its own documents, noised in the same way, how well the place
+predicts words. A cell's own value never predicts itself: its part is removed before its words are predicted.
+All of this is post-processing of what was released: it costs nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class CountEstimate:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """What is to be read: the noisy values of words in documents, pair by pair."""
+    """Noisy values to be read, one for each pair of a document and a word."""
 
     values: NDArray[Any]
     documents: IntArray
@@ -64,7 +63,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ThresholdReader:
-    """Values from a level on; what lies below is taken for noise, and so are all negative ones at level 0."""
+    """Values from `level` on; smaller ones are read as 0, as noise, and at level 0 so are negative ones."""
 
     level: float
     variance: float
@@ -77,8 +76,8 @@ class ThresholdReader:
 
 @dataclass(frozen=True, eq=False)
 class WordPriors:
-    """For every word of a vocabulary, in a document of average length: the chance that it is there, how it
-    repeats (a position in the levels), and the chance that another word is in its cell."""
+    """For every word of a vocabulary, in a document of average length: the probability that it is there, how
+    it repeats (an index into the levels), and the probability that another word is in its cell."""
 
     presence: FloatArray
     level: IntArray
@@ -87,7 +86,7 @@ class WordPriors:
 
 @dataclass(frozen=True, eq=False)
 class Lexicon:
-    """What a reader knows of words before it looks at anybody's document."""
+    """A reader's prior knowledge of words: its own documents and the totals of all silos."""
 
     family: HashFamily
     totals: Statistics
@@ -112,12 +111,13 @@ class Lexicon:
 
     @cached_property
     def known(self) -> TotalsRead:
-        """The totals of the reader's own vocabulary."""
+        """The released totals, read for the reader's own vocabulary."""
         return self.read(self.words)
 
     @cached_property
     def loads(self) -> FloatArray:
-        """How many words other than unknown ones every cell expects in a document of average length."""
+        """The expected number of words in every cell, in a document of average length; words outside the
+        reader's vocabulary are spread evenly over all cells."""
         cells = self.family.of_vocabulary(self.words).cells[0]
         loads = np.bincount(cells, -np.log1p(-self._presence(self.known)), self.family.width)
         counts = self.own.counts()
@@ -125,7 +125,8 @@ class Lexicon:
         return np.add(loads, max(0.0, float(distinct - loads.sum())) / self.family.width, dtype=np.float64)
 
     def distinct(self, lengths: IntArray) -> FloatArray:
-        """How many distinct words documents of these lengths have, as the reader's own do: u = a·L^b."""
+        """The number of distinct words in documents of these lengths, fitted to the reader's own: u =
+        a·L^b."""
         own, distinct = self.own.lengths, np.diff(self.own.counts().indptr)
         mask = own > 1
         slope, level = 1.0, np.log(0.8)
@@ -137,7 +138,8 @@ class Lexicon:
         return np.minimum(np.where(lengths > 0, fitted, 0.0), lengths)
 
     def read(self, words: Ids) -> TotalsRead:
-        """The released totals of any vocabulary, shrunk towards what own documents foretell."""
+        """The released totals of any vocabulary, shrunk towards the prediction from the reader's own
+        documents."""
         return read_totals(self.totals, words, self.collection)
 
     def _presence(self, read: TotalsRead) -> FloatArray:
@@ -145,7 +147,7 @@ class Lexicon:
         return np.clip(read.frequencies / documents, min(0.5 / documents, 0.5), 1 - 1e-7)
 
     def priors(self, words: Ids) -> WordPriors:
-        """The priors of any vocabulary; those of the last one are kept."""
+        """The priors of any vocabulary; those of the last one are cached."""
         cached = self._cache.get(id(words.vocabulary))
         if cached is None or cached[0] is not words.vocabulary:
             cached = words.vocabulary, self._priors(words)
@@ -165,15 +167,16 @@ class Lexicon:
 
 
 Context = Callable[[Cells, WordPriors], FloatArray]
-"""The chance that the word is in the document, pair by pair, from all that is known but its own cell."""
+"""The probability that the word is in the document, pair by pair, from everything known but its own cell."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shrink:
-    """Posterior means under the law of the noise.
+    """Posterior means under the distribution of the noise.
 
-    A word is in a document of length L with chance 1 − (1 − p)^{L/avg}, or with what `context` says, and if
-    so c ≥ 1 times with chance (1 − r)·r^{c−1}; another one is in its cell with chance 1 − (1 − ρ)^{L/avg}.
+    A word is in a document of length L with probability 1 − (1 − p)^{L/avg}, or with that of `context`; if
+    so, it occurs c ≥ 1 times with probability (1 − r)·r^{c−1}. Another word is in its cell with probability 1
+    − (1 − ρ)^{L/avg}.
     """
 
     law: Geometric
@@ -216,8 +219,9 @@ class Shrink:
 
     @cached_property
     def _likelihoods(self) -> tuple[list[FloatArray], list[FloatArray]]:
-        """Per level and value: the chance of the value if the word is absent; and, over the counts it has if
-        present, the sums of the chance times 1, c and c². For a cell of its own, then for a shared one."""
+        """Tables by level and value: the probability of the value if the word is absent and, over its counts
+        if present, the sums of the probability times 1, c and c². First for a cell of its own, then for a
+        shared one."""
         values = np.arange(-_MOST, _MOST + 1)
         counts = np.arange(1, _MOST + 1)
         probabilities = self.law.probabilities(values[:, None] - counts)
@@ -228,7 +232,8 @@ class Shrink:
 
 
 def _typical_tail() -> FloatArray:
-    """How often a word that shares the cell stands there: as a word that repeats now and then."""
+    """The distribution of the count of a word that shares the cell: that of a word that repeats now
+    and then."""
     repeat = _LEVELS[6]
     falling = np.power(repeat, np.arange(12))
     tail: FloatArray = falling / falling.sum()
@@ -236,7 +241,7 @@ def _typical_tail() -> FloatArray:
 
 
 def _convolved(table: FloatArray, tail: FloatArray) -> FloatArray:
-    """The chances of values to which a draw from 1, 2, … with these chances was added."""
+    """The probabilities of values after a draw from 1, 2, … with probabilities `tail` was added."""
     shifted = np.zeros_like(table)
     for more, chance in enumerate(tail, start=1):
         shifted[:, more:] += chance * table[:, :-more]
@@ -255,19 +260,20 @@ Single = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Topics:
-    """Directions of meaning learned from the reader's own documents, and how much they foretell."""
+    """Latent topics of the reader's own documents, and the weights with which they predict words."""
 
     lexicon: Lexicon
     law: Geometric
     words: Single
-    """The direction of every word of the reader's vocabulary, of length 1 (0 where it has none)."""
+    """The direction of every word of the reader's vocabulary, of length 1 (0 for a word that has none)."""
     cells: Single
-    """What a cell of each value adds to a document's place: (steps, cells, dimensions)."""
+    """The contribution of a cell of each value to a document's place: (steps, cells, dimensions)."""
     weights: FloatArray
 
     @classmethod
     def learned(cls, lexicon: Lexicon, law: Geometric, rng: np.random.Generator) -> Topics | None:
-        """From the reader's own documents; None where they are too few to have topics."""
+        """Learn topics from the reader's own documents; None if there are too few, or if sketches have
+        several rows."""
         counts = lexicon.own.counts()
         if lexicon.family.rows > 1 or min(counts.shape) <= DIMENSIONS or counts.nnz < 10 * DIMENSIONS:
             return None
@@ -276,7 +282,7 @@ class Topics:
         return cls(lexicon, law, _unit(directions), parts, _BASE_RATE)._fitted(rng)
 
     def placed(self, sketch: Sketch, lengths: IntArray) -> Placed:
-        """The documents of a noisy sketch among the topics."""
+        """Place the documents of a noisy sketch among the topics."""
         from scipy.sparse import csr_array
 
         place = np.zeros((len(sketch), self.words.shape[1]), dtype=np.float32)
@@ -292,7 +298,7 @@ class Topics:
         return Placed(self, place, lengths)
 
     def _fitted(self, rng: np.random.Generator) -> Topics:
-        """Noise own documents as others' are and learn how their place foretells their words."""
+        """Add noise to own documents as in releases, and learn how their places predict their words."""
         from sklearn.linear_model import LogisticRegression
 
         own, family = self.lexicon.own, self.lexicon.family
@@ -329,21 +335,23 @@ class Placed:
     lengths: IntArray
 
     def __call__(self, cells: Cells, priors: WordPriors) -> FloatArray:
-        """The chance that each word is in each document, by all cells but its own."""
+        """The probability that each word is in each document, from all cells but its own."""
         signs = self.signs(cells, priors)
         logit = signs @ self.topics.weights[:-1] + self.topics.weights[-1]
         chance: FloatArray = 1 / (1 + np.exp(-np.clip(logit, -30, 30)))
         return np.clip(chance, 1e-9, 1 - 1e-9)
 
     def signs(self, cells: Cells, priors: WordPriors) -> FloatArray:
-        """What foretells a word: likeness, base rate, both, likeness squared, and the document's length."""
+        """The predictors of a word: likeness, base rate, their product, likeness squared, and the document's
+        length."""
         rate = np.log(priors.presence / (1 - priors.presence))[cells.words.codes]
         alike = self._likeness(cells)
         relative = self.lengths[cells.documents] / self.topics.lexicon.average
         return np.stack((alike, rate, alike * rate, alike**2, np.log(relative + 1e-3)), axis=1)
 
     def _likeness(self, cells: Cells) -> FloatArray:
-        """The cosine between a document without the word's cell and the word; 0 for words never seen."""
+        """The cosine between the word and the document without the word's cell; 0 for words outside the
+        vocabulary."""
         topics = self.topics
         known = cells.words.translation(topics.lexicon.words)
         own_cells = topics.lexicon.family.of_vocabulary(cells.words).cells[0]
@@ -362,7 +370,7 @@ class Placed:
 
 
 def noised(exact: CountMin, law: Geometric, rng: np.random.Generator) -> CountMin:
-    """Own sketches noised as others' are, to learn from; never released, so any generator will do."""
+    """Own sketches with noise as in releases, to learn from; never released, so any generator will do."""
     table = exact.dense().astype(np.int32)
     flat = table.reshape(-1)
     for first in range(0, flat.size, _BLOCK):
@@ -372,7 +380,8 @@ def noised(exact: CountMin, law: Geometric, rng: np.random.Generator) -> CountMi
 
 
 def _directions(counts: Any, lexicon: Lexicon, rng: np.random.Generator) -> Single:
-    """Word vectors: the right singular vectors of unit rows of idf, each word's row times its idf."""
+    """Word vectors: the right singular vectors of the documents × words table of idf, with rows of unit
+    length."""
     from scipy.sparse.linalg import svds
 
     weights = idf(lexicon.known.frequencies, lexicon.totals.documents)
@@ -388,9 +397,10 @@ def _directions(counts: Any, lexicon: Lexicon, rng: np.random.Generator) -> Sing
 
 
 def _cell_parts(directions: Single, lexicon: Lexicon, law: Geometric) -> Single:
-    """Σ over a cell's words of P(the word is why | value)·idf·direction, for every value told apart.
+    """Σ over a cell's words of P(word explains the value)·idf·direction, for every value that is told apart.
 
-    P(word is why | y) = p_w·l₁(y)/(l₀(y) + Σ_v p_v·l₁(y)), l₀ and l₁ the chances of y without and with it.
+    P(w explains y) = p_w·l₁(y)/(l₀(y) + Σ_v p_v·l₁(y)); l₀ and l₁ are the probabilities of y without and with
+    the word.
     """
     priors = lexicon.priors(lexicon.words)
     cells = lexicon.family.of_vocabulary(lexicon.words).cells[0]

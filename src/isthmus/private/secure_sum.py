@@ -1,33 +1,33 @@
-"""A sum that nobody can take apart: integer vectors under masks that cancel.
+"""Secure sums: integer vectors under masks that cancel, so that the total can be read and no single vector.
 
 The protocol is that of Bonawitz et al. (CCS 2017) against a relay that does not follow it, in five steps:
 
     member.advertise()            two X25519 public keys, signed by the member's identity
     member.share(adverts)         a mask seed and the mask key, in Shamir shares, one sealed box a peer
     member.mask(vector, boxes)    x + PRG(own seed) + Σ_{v>u} PRG(key_uv) − Σ_{v<u} PRG(key_uv)  mod 2^64
-    member.confirm(answered)      a signature over who answered, and over all that was agreed before
-    member.reveal(signatures)     of those who answered a share of their seed, of the others one of their key
+    member.confirm(answered)      a signature over the list of members that answered, and all agreed before
+    member.reveal(signatures)     a share of the seed of each that answered, and of the key of each other
 
-and the relay's `Summation.total(…)` takes the masks away. It learns the sum over the members who answered,
-and nothing else, as long as fewer than a third of the members tell it their secrets.
-Members may drop out at every step
-while `threshold` of them are left, which is above two thirds of all: every member checks that itself, and
+Then the relay's `Summation.total(…)` removes the masks. It learns the sum over the members that answered, and
+nothing else, as long as fewer than a third of the members tell it their secrets. Members may drop out at
+every step while `threshold` of them are left, which is above two thirds of all: every member checks that
+itself, and
 
-- reveals nothing before `threshold` members have signed the very list it has signed itself. Two lists would
-  need a member who signs both, whatever the relay says to whom;
-- signs one list a session, and only one with its own name: it never gives away a share of its own mask key;
-- signs, with the list, everybody's keys of this session: a signature of another session fits no other.
+- reveals nothing before `threshold` members have signed exactly the list that it has signed itself. Two lists
+  would need a member that signs both, whichever lists the relay sends;
+- signs one list a session, and only one with its own name: it never reveals a share of its own mask key;
+- signs, with the list, the keys of all members in this session: a signature of another session does not fit.
 
-`terms` are what the members know about the sum, such as everybody's weight: members who know different
-things have masks that do not cancel and signatures that do not count. Members without an identity are for
-simulations: they follow the same steps and believe the relay about who is who. `to_bytes` and `resumed` carry
-a member from process to process.
+`terms` are facts about the sum on which members must agree, such as the weights of all: members with
+different terms have masks that do not cancel and signatures that do not count. Members without an identity
+are for simulations: they follow the same steps and trust the relay about who is who. `to_bytes` and `resumed`
+carry a member from process to process.
 
-Whatever carries a sum carries named bytes (`Parts`): `Member.step` takes those of a step and gives those for
-the relay, where `Summation` takes them in and says what each member gets next.
+A carrier of a sum transports named bytes (`Parts`): `Member.step` takes those of a step and returns those for
+the relay, where `Summation` stores them and computes what each member gets next.
 
-Sums are exact modulo 2^64. `FixedPoint` turns real vectors into integers and back, and refuses values
-that would wrap around, so a diverging model is an error and not a random number.
+Sums are exact modulo 2^64. `FixedPoint` turns real vectors into integers and back, and refuses values that
+would wrap around, so a diverging model is an error and not a random number.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from isthmus.private import shamir
 
 Words = NDArray[np.uint64]
 Parts = dict[str, bytes]
-"""What a step carries, by member: keys, boxes, a masked vector, signatures; shares by kind and member."""
+"""The content of a step, by member: keys, boxes, a masked vector, signatures; shares by kind and member."""
 STEPS = ("agree", "share", "mask", "confirm", "reveal")
 
 _SECRET, _SIGNATURE = shamir.SECRET, 64
 
 
 def least_threshold(members: int) -> int:
-    """The fewest members that may finish a sum of so many: ⌊2n/3⌋ + 1."""
+    """The fewest of `members` that may finish a sum: ⌊2n/3⌋ + 1."""
     return 2 * members // 3 + 1
 
 
@@ -75,7 +75,7 @@ class Advert:
     signature: bytes = b""
 
     def statement(self, session: bytes) -> bytes:
-        """What the signature covers."""
+        """The bytes that the signature covers."""
         parts = (b"isthmus secure sum, keys", session, self.name.encode(), self.sealing_key, self.mask_key)
         return joined(parts)
 
@@ -85,7 +85,7 @@ class Advert:
 
     @classmethod
     def of(cls, name: str, data: bytes) -> Advert:
-        """What `to_bytes` wrote, in a member's name."""
+        """The advert of a member, from the bytes of `to_bytes`."""
         if len(data) not in (2 * _SECRET, 2 * _SECRET + _SIGNATURE):
             raise ProtocolError("public keys of the wrong length")
         return cls(name, data[:_SECRET], data[_SECRET : 2 * _SECRET], data[2 * _SECRET :])
@@ -93,7 +93,7 @@ class Advert:
 
 @dataclass(frozen=True, slots=True)
 class Revealed:
-    """One member's shares: of the seeds of those who answered, of the mask keys of those who did not."""
+    """One member's shares: of the seeds of members that answered, of the mask keys of those that did not."""
 
     seeds: Mapping[str, bytes]
     keys: Mapping[str, bytes]
@@ -105,7 +105,7 @@ class Revealed:
 
     @classmethod
     def of(cls, parts: Mapping[str, bytes]) -> Revealed:
-        """The shares that `parts` named."""
+        """The shares as named bytes: `seed/MEMBER` and `key/MEMBER`."""
         seeds, keys = (
             {label.removeprefix(kind): share for label, share in parts.items() if label.startswith(kind)}
             for kind in ("seed/", "key/")
@@ -117,8 +117,9 @@ class Revealed:
 class Member:
     """One silo's side of one session. Make a new one for every sum.
 
-    `identity` signs; `trusted` maps the other members to the identities they must have. Without it the relay
-    is believed about who is who. `threshold` may be proposed by anybody: `share` refuses one that is too low.
+    `identity` signs; `trusted` maps the other members to the identities they must have. Without `trusted`,
+    the relay is trusted about who is who. Any party may propose `threshold`: `share` refuses one that is too
+    low.
     """
 
     name: str
@@ -142,7 +143,7 @@ class Member:
         self._seed = self.entropy(_SECRET)
 
     def to_bytes(self) -> bytes:
-        """The member with all its secrets, to be put away by its own silo between steps."""
+        """The member with all its secrets, for its own silo to store between steps."""
         secrets = self._sealing.private_bytes_raw(), self._masking.private_bytes_raw(), self._seed
         state = {
             "name": self.name,
@@ -166,7 +167,7 @@ class Member:
         identity: Ed25519PrivateKey | None = None,
         trusted: Mapping[str, Ed25519PublicKey] | None = None,
     ) -> Member:
-        """The member that `to_bytes` has put away."""
+        """Restore a member from the bytes of `to_bytes`."""
         state = json.loads(data)
         if not isinstance(state.get("peers"), dict):
             raise ProtocolError("a secure sum begun by an older release of Isthmus (begin a new one)")
@@ -185,13 +186,13 @@ class Member:
 
     @property
     def peers(self) -> frozenset[str]:
-        """All members whose keys were accepted, this one too."""
+        """All members whose keys were accepted, including this one."""
         return frozenset(self._peers)
 
     def step(
         self, step: str, incoming: Mapping[str, bytes], *, vector: ArrayLike = (), terms: bytes = b""
     ) -> Parts:
-        """Any of `STEPS`, from what the relay hands this member to what it sends back."""
+        """Carry out one of `STEPS`: take what the relay hands this member, and return what it sends back."""
         match step:
             case "agree":
                 return {self.name: self.advertise().to_bytes()}
@@ -216,7 +217,7 @@ class Member:
         return Advert(bare.name, bare.sealing_key, bare.mask_key, signature)
 
     def share(self, adverts: Sequence[Advert]) -> dict[str, bytes]:
-        """Step 2: for every other member a sealed box with its shares of our two secrets."""
+        """Step 2: for every other member a sealed box with its shares of this member's two secrets."""
         if self._shares:
             raise ProtocolError("this member has shared its secrets in this session already")
         self._peers = self._checked(adverts)
@@ -243,8 +244,8 @@ class Member:
         return peers
 
     def mask(self, vector: ArrayLike, boxes: Mapping[str, bytes], *, terms: bytes = b"") -> Words:
-        """Step 3: the vector under its masks. `boxes` holds what each other member sealed for this one;
-        members without a box dropped out and take no part in the masks."""
+        """Step 3: the vector under its masks. `boxes` holds the box of each other member for this one;
+        members without a box have dropped out and take no part in the masks."""
         if self._masked:
             raise ProtocolError("this member has masked a vector in this session already")
         if self.name not in self._shares or self.name in boxes:
@@ -262,7 +263,7 @@ class Member:
         return masked
 
     def confirm(self, answered: Sequence[str]) -> bytes:
-        """Step 4: a signature over the list of those whose vector arrived; one list a session."""
+        """Step 4: a signature over the list of members whose vectors arrived; one list a session."""
         survivors = tuple(sorted(answered))
         if not self._masked or len(set(survivors)) != len(survivors):
             raise ProtocolError("a list of those who answered before all have, or with somebody twice")
@@ -276,8 +277,8 @@ class Member:
         return self._signed(self._agreement())
 
     def reveal(self, signatures: Mapping[str, bytes]) -> Revealed:
-        """Step 5: shares of the seeds of those who answered, of the mask keys of the rest, once `threshold`
-        members have signed the list that this one has."""
+        """Step 5: shares of the seeds of members that answered and of the mask keys of the rest. Raises
+        ProtocolError unless `threshold` members have signed the same list as this one."""
         if self._revealed:
             raise ProtocolError("this member has revealed its shares in this session already")
         agreement, signers = self._agreement(), set(signatures) & set(self._survivors)
@@ -291,7 +292,8 @@ class Member:
         )
 
     def _agreement(self) -> bytes:
-        """All that members must agree on before anything is opened."""
+        """The statement to be signed, with a digest of all that members must agree on before anything is
+        opened."""
         keys = [advert.statement(self.session) for _, advert in sorted(self._peers.items())]
         lists = [joined(name.encode() for name in names) for names in (sorted(self._shares), self._survivors)]
         settled = (self.session, self.threshold.to_bytes(4), joined(keys), self.terms, *lists)
@@ -301,7 +303,7 @@ class Member:
         return b"" if self.identity is None else self.identity.sign(statement)
 
     def _is_signed(self, name: str, signature: bytes, statement: bytes) -> bool:
-        """Whether a member has signed; where nobody has an identity the relay is believed."""
+        """Whether a member has signed; without `trusted` the relay is trusted."""
         if name == self.name:
             return signature == self._signed(statement)
         if self.trusted is None:
@@ -335,12 +337,12 @@ class Member:
 
 @dataclass(eq=False)
 class Summation:
-    """The relay's side of one session: what members have sent so far, and what each gets next."""
+    """The relay's side of one session: stores what members have sent and computes what each gets next."""
 
     session: bytes
     threshold: int
     size: int
-    """Numbers of a vector."""
+    """Length of a vector."""
     adverts: dict[str, Advert] = field(default_factory=dict)
     boxes: dict[str, Parts] = field(default_factory=dict)
     masked: dict[str, Words] = field(default_factory=dict)
@@ -348,7 +350,7 @@ class Summation:
     revealed: dict[str, Revealed] = field(default_factory=dict)
 
     def next(self, step: str, name: str) -> Parts:
-        """What a member is handed for a step."""
+        """The parts to hand a member for a step."""
         match step:
             case "share":
                 return {peer: advert.to_bytes() for peer, advert in self.adverts.items()}
@@ -361,7 +363,7 @@ class Summation:
         return {}
 
     def receive(self, step: str, name: str, parts: Mapping[str, bytes]) -> None:
-        """Take in what a member sent; a ProtocolError if that is not what the step asks for."""
+        """Store the parts from a member. Raises ProtocolError if they are not those of the step."""
         if step in ("agree", "mask", "confirm") and set(parts) != {name}:
             raise ProtocolError("sent nothing, or something in another's name")
         match step:
@@ -385,7 +387,8 @@ class Summation:
                 self.revealed[name] = shares
 
     def total(self, terms: bytes = b"") -> Words:
-        """The sum modulo 2^64 over those whose vectors have come, once enough have revealed their shares."""
+        """The sum modulo 2^64 over the members whose vectors arrived. Raises ProtocolError until enough
+        members have revealed their shares."""
         if len(self.revealed) < self.threshold:
             raise ProtocolError(
                 f"{len(self.revealed)} members revealed their shares, {self.threshold} are needed"
@@ -415,7 +418,7 @@ def sum_in_memory(
     dropped: Sequence[str] = (),
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> Words:
-    """The whole protocol in one process, for simulation; `dropped` leave before step 3."""
+    """Run the whole protocol in one process, for simulation; `dropped` members leave before step 3."""
     members = {name: Member(name, session, threshold, entropy=entropy) for name in vectors}
     sums = Summation(session, threshold, max((np.size(vector) for vector in vectors.values()), default=0))
     for step in STEPS:
@@ -428,7 +431,7 @@ def sum_in_memory(
 def pairwise_mask(
     secret: X25519PrivateKey, public: bytes, pair: tuple[str, str], session: bytes, size: int
 ) -> Words:
-    """The mask two members share; the one whose name sorts first adds it, the other takes it away."""
+    """The mask that two members share; the one whose name sorts first adds it, the other subtracts it."""
     first, second = sorted(pair)
     label = joined((first.encode(), second.encode(), session))
     key = _agree(secret, public, b"mask" + label)
@@ -451,7 +454,7 @@ def _stream(key: bytes, session: bytes, purpose: bytes, size: int) -> Words:
 
 
 def joined(parts: Iterable[bytes]) -> bytes:
-    """Length-prefixed, so that no two sequences of parts spell the same bytes."""
+    """Join parts with their lengths before them, so that no two sequences of parts give the same bytes."""
     return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 
@@ -481,7 +484,8 @@ class FixedPoint:
         return float(2 ** (63 - self.bits) // (2 * self.members))
 
     def encode(self, vector: ArrayLike, rng: np.random.Generator | None = None) -> NDArray[np.int64]:
-        """Round to the nearest multiple; with `rng` at random to a neighbouring one, with error of mean 0."""
+        """Round to the nearest multiple; with `rng`, randomly to one of the two neighbours, with a mean error
+        of 0."""
         values = np.asarray(vector, dtype=np.float64).reshape(-1)
         if not np.isfinite(values).all() or (np.abs(values) > self.limit).any():
             raise PrivacyError(
@@ -495,5 +499,5 @@ class FixedPoint:
         return (floor + (rng.random(len(values)) < scaled - floor)).astype(np.int64)
 
     def decode(self, words: Words) -> NDArray[np.float64]:
-        """The real sum that a masked total stands for."""
+        """The real sum of a total whose masks were removed."""
         return as_signed(words).astype(np.float64) * 2.0**-self.bits

@@ -1,8 +1,8 @@
-"""Shamir's secret sharing (1979) of 32 bytes: any `threshold` shares give them back, fewer tell nothing.
+"""Shamir's secret sharing (1979) of 32 bytes: any `threshold` shares restore them, fewer reveal nothing.
 
 The secret is the constant term of a random polynomial of degree threshold − 1 over the integers modulo a
-prime above 2^256; a share is its number, from 1, and the polynomial's value there. Nobody vouches for a
-share: who needs to know whether what came back is the secret must compare it with something.
+prime above 2^256; a share is its number, from 1, and the polynomial's value there. Shares are not
+authenticated: a caller that needs to be sure of the restored secret must compare it with something.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SPARE = 16  # bytes beyond the prime's, so that a remainder is uniform to withi
 def split(
     secret: bytes, threshold: int, count: int, entropy: Callable[[int], bytes] = os.urandom
 ) -> list[bytes]:
-    """`count` shares of a secret, of which `threshold` are needed."""
+    """Split a secret into `count` shares, of which `threshold` are needed."""
     if len(secret) != SECRET or not 1 <= threshold <= count < 1 << 16:
         raise PrivacyError(f"{threshold} of {count} shares of {len(secret)} bytes")
     drawn = [int.from_bytes(entropy(SECRET + 1 + _SPARE)) % _PRIME for _ in range(threshold - 1)]
@@ -38,7 +38,7 @@ def split(
 
 
 def combine(shares: Sequence[bytes]) -> bytes:
-    """The secret behind as many shares as its threshold: Lagrange's interpolation at 0."""
+    """Restore the secret from as many shares as its threshold, by Lagrange's interpolation at 0."""
     points = {int.from_bytes(share[:2]): int.from_bytes(share[2:]) for share in shares}
     possible = all(len(share) == SHARE for share in shares) and 0 not in points
     if not shares or not possible or len(points) != len(shares):

@@ -37,8 +37,8 @@ _CHUNK = 1 << 16  # tokens sorted at once; the keys of a chunk fit 32 bits and t
 
 
 def width_for(lengths: IntArray) -> int:
-    """A width at which other words seldom share a cell: a power of two of at least 64 cells a word of the
-    average document, and 8,192. Width costs no ε, only room for the noise of empty cells."""
+    """A width at which other words seldom share a cell: a power of two of at least 64 cells per word of the
+    average document, and of at least 8,192. Width costs no ε, only space for the noise of empty cells."""
     words = float(lengths.mean()) if len(lengths) else 0.0
     return max(LEAST_WIDTH, 1 << int(np.ceil(np.log2(max(CELLS_A_WORD * words, 1)))))
 
@@ -52,9 +52,9 @@ class Hashed(NamedTuple):
 
 @dataclass(frozen=True)
 class HashFamily:
-    """h_a: words → columns and g_a: words → ±1 for every row a, known to who has the key.
+    """h_a: words → columns and g_a: words → ±1 for every row a, computable only with the key.
 
-    `epoch` counts the keys of a federation: sketches of different epochs do not mix.
+    `epoch` numbers the keys of a federation: sketches of different epochs cannot be combined.
     """
 
     key: bytes = field(repr=False)
@@ -80,18 +80,18 @@ class HashFamily:
 
     @cached_property
     def public_name(self) -> str:
-        """A name of the family that does not tell its key."""
+        """A name of the family that does not reveal its key."""
         digest = hashlib.blake2b(b"name", key=self.key, digest_size=8).hexdigest()
         return f"{digest}-{self.rows}x{self.width}"
 
     @property
     def name(self) -> str:
-        """What tells these hash functions from others and nothing else about them."""
+        """A name that identifies these hash functions and reveals nothing else about them."""
         data = f"{self.rows} {self.width} {self.epoch}".encode()
         return hashlib.blake2b(data, key=self.key, digest_size=8, person=b"isthmus name").hexdigest()
 
     def of(self, words: Ids) -> Hashed:
-        """Hash a column of words; every distinct one once."""
+        """Hash a column of words; every distinct word is hashed once."""
         spread = self.of_vocabulary(words)
         return Hashed(spread.cells[:, words.codes], spread.signs[:, words.codes])
 
@@ -100,7 +100,7 @@ class HashFamily:
         return self.of_words(words.words)
 
     def of_words(self, words: Sequence[str]) -> Hashed:
-        """Hash words, one after the other."""
+        """Hash a sequence of words."""
         person = f"isthmus {self.epoch}".encode()[:16]
         digests = b"".join(
             hashlib.blake2b(word.encode(), key=self.key, digest_size=16, person=person).digest()
@@ -146,7 +146,7 @@ class Sketch:
 
     @classmethod
     def of_totals(cls, words: Ids, totals: IntArray, family: HashFamily) -> Self:
-        """One sketch in which every word of the vocabulary counts as often as its total says."""
+        """One sketch in which every word of the vocabulary counts as often as `totals` says."""
         hashed = family.of_vocabulary(words)
         weights = hashed.signs * totals if cls.signed else np.broadcast_to(totals, hashed.cells.shape)
         dense = np.bincount(hashed.cells.ravel(), weights.ravel(), family.size)
@@ -154,7 +154,7 @@ class Sketch:
 
     @classmethod
     def of_dense(cls, table: NDArray[Any], family: HashFamily) -> Self:
-        """From a table of documents × cells."""
+        """Sketches from a table of documents × cells."""
         if table.ndim != 2 or table.shape[1] != family.size:
             raise PrivacyError(f"a table of {table.shape} is none of {family.size} cells a document")
         documents, cells = np.nonzero(table)
@@ -233,7 +233,8 @@ class Sketch:
 
 
 class CountMin(Sketch):
-    """Cormode and Muthukrishnan's: cells add up, the least of a word's cells is its count or more."""
+    """Cormode and Muthukrishnan's sketch: counts add up in cells, so the least cell of a word is at least its
+    count."""
 
     signed = False
 
@@ -245,20 +246,21 @@ class CountMin(Sketch):
 
 
 class CountSketch(Sketch):
-    """Charikar, Chen and Farach-Colton's: words add their sign, so that collisions cancel on average."""
+    """Charikar, Chen and Farach-Colton's sketch: words add their sign, so that collisions cancel on
+    average."""
 
     signed = True
 
     @staticmethod
     def combine(values: NDArray[Any], signs: NDArray[np.int8]) -> NDArray[Any]:
-        """median_a g_a(t)·C(a, h_a(t)): eq. (3) with the sign without which it means nothing."""
+        """median_a g_a(t)·C(a, h_a(t)): eq. (3) with the sign that it needs."""
         factors = signs.reshape(*signs.shape, *(1,) * (values.ndim - signs.ndim))
         middle: NDArray[Any] = np.median(factors * values, axis=0)
         return middle
 
 
 def _chunks(tokens: Tokens, family: HashFamily) -> list[tuple[int, int]]:
-    """Ranges of documents whose keys fit 32 bits and whose tokens fit the cache."""
+    """Ranges of documents whose keys fit into 32 bits and whose tokens fit into the cache."""
     most = max(1, (1 << 30) // family.size)
     bounds, first = [0], 0
     while first < len(tokens):
@@ -272,8 +274,8 @@ def _chunks(tokens: Tokens, family: HashFamily) -> list[tuple[int, int]]:
 def _counted(
     tokens: Tokens, by_word: Counts, span: tuple[int, int], size: int, *, signed: bool
 ) -> tuple[IntArray, Counts, Counts]:
-    """How many cells each of some documents has, which, and their values: sort (document, cell, sign) and
-    count equal ones."""
+    """The number of cells of each document in a range, the cells and their values: sort (document, cell,
+    sign) keys and count equal ones."""
     first, last = span
     starts = np.arange(last - first, dtype=np.int32) * np.int32(size)
     keys = by_word[tokens.terms.codes[int(tokens.offsets[first]) : int(tokens.offsets[last])]]
@@ -297,7 +299,7 @@ def _counted(
 
 
 def _begins(ordered: NDArray[Any]) -> IntArray:
-    """Where a new value begins in sorted ones."""
+    """The positions at which a new value begins in a sorted array."""
     return (
         np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
         if len(ordered)
@@ -306,7 +308,7 @@ def _begins(ordered: NDArray[Any]) -> IntArray:
 
 
 def _summed(documents: NDArray[Any], cells: Counts, values: Counts) -> tuple[Any, Counts, Counts]:
-    """Sorted entries with those of one place added, and without those that cancelled."""
+    """Add sorted entries of the same cell, and drop those that cancel."""
     if not len(cells):
         return documents, cells, values
     new = np.flatnonzero((np.diff(documents, prepend=-1) != 0) | (np.diff(cells, prepend=-1) != 0))

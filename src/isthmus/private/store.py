@@ -1,11 +1,11 @@
-"""A silo's folder: its keys, its exact sketches and its ledger, none of which leave; and files that do.
+"""A silo's folder: its keys, exact sketches and ledger, none of which leave; and released files, which do.
 
     *.key, cards/   see `keys`
     FIELD.sketch    the exact sketches of one field, with the documents' versions and public lengths
-    FIELD.words     the words of the silo's own documents, which tell it what to make of others' counts
+    FIELD.words     the words of the silo's own documents, with which it reads the counts of others
     silo.ledger     what was released and what it cost; beside it silo.ledger.tally, how far it has come
 
-A released file begins with a mark of the group key; then come messages, each behind its length: for every
+A released file begins with a mark of the group key; then come messages, each after its length: for every
 field a catalogue, then the noisy sketches in batches.
 """
 
@@ -45,14 +45,14 @@ _MAGIC = b"ISTHREL1"
 
 
 class SketchBundle(Bundle):
-    """Exact sketches on their silo's disk."""
+    """A silo's exact sketches, in a file of the silo's own."""
 
     noun: ClassVar[str] = "sketch"
     most: ClassVar[int] = OWN
 
 
 class WordsBundle(Bundle):
-    """A silo's own words on its disk."""
+    """The words of a silo's own documents, in a file of the silo's own."""
 
     noun: ClassVar[str] = "list of words"
     most: ClassVar[int] = OWN
@@ -60,7 +60,7 @@ class WordsBundle(Bundle):
 
 @dataclass(frozen=True)
 class Built:
-    """What was sketched of one field."""
+    """The size of the sketches of one field."""
 
     field: str
     documents: int
@@ -77,7 +77,7 @@ class SiloFolder:
 
     @classmethod
     def at(cls, path: str | PathLike[str], *, create: bool = False) -> SiloFolder:
-        """An existing folder, or a new one."""
+        """Open an existing folder; with `create`, make one if there is none."""
         return cls(Keyring.at(path, create=create).path)
 
     @property
@@ -86,7 +86,8 @@ class SiloFolder:
         return Keyring(self.path)
 
     def ledger(self, budget: Budget | None = None) -> Ledger:
-        """The silo's ledger; a new one needs a budget, one that is lost or older than a sketch is refused."""
+        """Open the silo's ledger; a new one needs a budget. Raises DataError for one that is lost or older
+        than a sketch."""
         path = self.path / LEDGER
         sketches, words = (
             [file for name in FIELDS if (file := self.path / f"{name}.{kind}").exists()]
@@ -115,9 +116,9 @@ class SiloFolder:
     ) -> list[Built]:
         """Sketch fields of documents and enter their versions into the ledger.
 
-        Of documents with the same text the first is sketched: the copies would have it released once more,
-        with other noise, at its cost. So is one of every subject (`subjects`, by document), whose budget a
-        second sketch would exceed.
+        Of documents with the same text only the first is sketched: each copy would be released once more,
+        with other noise, and charged again. Of the documents of a subject (`subjects`, by document) only one
+        is sketched too, since a second sketch would exceed the subject's budget.
         """
         key = self.keys.group_key(create=True)
         self.keys.noise_key(create=True)
@@ -171,14 +172,14 @@ class SiloFolder:
         WordsBundle({"field": name}, arrays, words).write(self.path / f"{name}.words", private=True)
 
     def fields(self) -> tuple[str, ...]:
-        """The fields that were built."""
+        """The fields that have sketches. Raises DataError if there are none."""
         names = tuple(name for name in FIELDS if (self.path / f"{name}.sketch").exists())
         if not names:
             raise DataError("has no sketches", file=self.path, cure="isthmus sketch build makes them")
         return names
 
     def owner(self, name: str, epsilon: float, charge: ChargeAll) -> Owner:
-        """The sketches of a field, ready to be released with each cell noised once."""
+        """The owner of a field's sketches, which releases them with each cell noised once."""
         file = self.path / f"{name}.sketch"
         bundle, key = SketchBundle.read(file), self.keys.group_key()
         if bundle.header.get("group") != key.mark.hex():
@@ -193,12 +194,12 @@ class SiloFolder:
         return Owner(CountMin(family, *columns), frozen(arrays["lengths"]), covered, release)
 
     def desk(self, epsilon: float, ledger: Ledger, fields: Sequence[str] | None = None) -> BookedDesk:
-        """Where the silo takes messages about its documents: everything that leaves is in its ledger."""
+        """A desk that answers messages about the silo's documents and books every release in the ledger."""
         owners = [self.owner(name, epsilon, ledger.charge_all) for name in fields or self.fields()]
         return BookedDesk(owners, ledger)
 
     def words(self, name: str) -> Tokens:
-        """The words of the silo's own documents, in no order."""
+        """The words of each of the silo's own documents, without their order."""
         bundle = WordsBundle.read(self.path / f"{name}.words")
         offsets, terms, times = (bundle.arrays[part] for part in ("offsets", "terms", "times"))
         vocabulary = Ids.of(json.loads(bundle.texts["words.json"])).vocabulary
@@ -208,26 +209,26 @@ class SiloFolder:
 
 
 class BookedDesk(Desk):
-    """A desk that writes down when the names and lengths of documents leave, which no noise protects."""
+    """A desk that also records when names and lengths of documents leave, which no noise protects."""
 
     def __init__(self, owners: Sequence[Owner], ledger: Ledger) -> None:
         super().__init__(*owners)
         self.owners, self.ledger = tuple(owners), ledger
 
     def serve(self, message: bytes, peer: str) -> bytes:
-        """Answer a message, charged and written down before."""
+        """Answer a message, after its release was charged and recorded."""
         if kind_of(message) == Enquiry.kind and Enquiry.decode(message).first < 0:
             self.book(peer)
         return super().serve(message, peer)
 
     def book(self, peer: str) -> None:
-        """A catalogue is about to leave."""
+        """Record that a catalogue is about to leave."""
         note = "names and lengths of documents"
         self.ledger.record("catalogue", peer, items=len(self.owners[0]), note=note)
 
 
 def _number_of(file: Path) -> int:
-    """How far the ledger had come when a sketch was built; older sketches do not say."""
+    """The ledger's number when a sketch was built; 0 for older sketches, which have none."""
     try:
         with zipfile.ZipFile(file) as packed:
             return int(json.loads(packed.read("header.json")).get("ledger", 0))
@@ -236,7 +237,8 @@ def _number_of(file: Path) -> int:
 
 
 def write_released(desk: BookedDesk, key: GroupKey, peer: str, path: str | PathLike[str]) -> int:
-    """Publish what a desk has to a peer, in one file, charged before it is there; the number of bytes."""
+    """Publish a desk's sketches to a peer in one file, charged before it is written. Returns the number of
+    bytes."""
     size = _HEAD.size
     charges = [charge for owner in desk.owners for charge in owner.charges(owner.no_columns, peer)]
     desk.ledger.charge_all(charges)  # of all fields or of none
@@ -262,7 +264,7 @@ def _released(owner: Owner, peer: str) -> Iterator[bytes]:
 
 
 def read_released(path: str | PathLike[str], key: GroupKey) -> dict[str, tuple[Catalogue, CountMin]]:
-    """What a peer published in a file: of every field one catalogue, then its counts in batches."""
+    """Read a file that a peer published. Returns the catalogue and the noisy sketches of every field."""
     catalogues: dict[str, Catalogue] = {}
     batches: dict[str, list[Published]] = {}
     released = {}

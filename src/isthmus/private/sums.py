@@ -1,31 +1,31 @@
-"""Totals of all silos that nobody sees without noise, and of which nobody sees a part.
+"""Sums over all silos that every party sees with noise, while no party sees a single silo's part.
 
-Every silo adds a share of noise to its own cells and masks the result; the relay learns the sum of those who
-answered, with at least the noise that ε asks for. A share is X − Y with
+Every silo adds a share of noise to its own cells and masks the result; the relay learns the sum of those that
+answered, with at least the noise that ε requires. A share is X − Y with
 
     X, Y ~ NegBinomial(1/(n − c − d), 1 − e^{−ε/Δ})
 
 so the shares of n − c − d silos make one two-sided geometric noise of rate ε/Δ. That much is left for an
-attacker when d of n silos dropped out and c of the others told it their shares: a participant who takes its
-own share off still faces all of the noise. Shares of 1/n would leave it less than was promised.
+attacker when d of n silos dropped out and c of the others told it their shares: a participant who subtracts
+its own share still faces all of the noise. Shares of 1/n would leave less noise than ε requires.
 
 Noise is fresh at every attempt, and so is the charge: a sum that failed half-way and is tried again with
 other silos would otherwise show one silo's cells by difference, under a single share.
 
-Step by step, and as bytes: a silo's part (`Summing`) and the relay's (`Adding`) exchange named bytes,
-`FIELD/SILO`, of one secure sum a field.
+A silo's part (`Summing`) and the relay's (`Adding`) exchange named bytes, `FIELD/SILO`, of one secure sum per
+field, in steps:
 
     agree     silo: its signed public keys                          relay: hands all of them to all
     share     silo: a box for every silo, with shares of its keys   relay: hands each box to its receiver
-    mask      silo: adds its share of noise, masks                  relay: says who has answered
-    confirm   silo: signs the list of those who have                relay: hands all signatures to all
-    reveal    silo: charges, then gives what takes the masks away   relay: the noisy total, to all
-    finish    silo: keeps the total
+    mask      silo: adds its share of noise, masks                  relay: lists the silos that answered
+    confirm   silo: signs that list                                 relay: hands all signatures to all
+    reveal    silo: charges, then reveals shares to remove masks    relay: the noisy total, to all
+    finish    silo: stores the total
 
-The relay sees no silo's cells. What it could do is hand wrong things on: keys and lists are signed by
-identities that silos know from each other's cards, boxes open for their receiver only, and the rest is a
-ProtocolError. All silos must stay to the end, so a masked vector is noise until its own silo gives its
-shares: that is when a release is charged, and a session that ends before costs nothing.
+The relay sees no silo's cells. It could hand on wrong data, but keys and lists are signed by identities that
+silos know from each other's cards, boxes open for their receiver only, and all else is a ProtocolError. All
+silos must stay to the end, so a masked vector is noise until its own silo reveals its shares: that is when a
+release is charged, and a session that ends before costs nothing.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ from isthmus.retrieval import TEXT, TIMES, Statistics
 from isthmus.text import Tokens
 
 SENSITIVITY = 2.0
-"""One replaced word takes one from a cell and adds one to another."""
+"""L1 sensitivity: one replaced word takes one from a cell and adds one to another."""
 TURNS = len(secure_sum.STEPS) + 1
-"""Turns of a relay that a sum takes: its steps, and one to hand out the totals."""
+"""Turns of the relay that a sum takes: its steps, and one to hand out the totals."""
 
 
 @dataclass(frozen=True)
 class NoiseShares:
-    """One silo's share of a two-sided geometric noise of this rate, for sums of so many silos.
+    """One silo's share of two-sided geometric noise of this rate, for sums over `silos` silos.
 
     `colluding` silos may tell the relay their shares, `dropped` ones may never answer.
     """
@@ -83,11 +83,11 @@ class NoiseShares:
 
     @property
     def honest(self) -> int:
-        """How many shares make the whole noise: n − c − d."""
+        """The number of shares that make the whole noise: n − c − d."""
         return self.silos - self.colluding - self.dropped
 
     def draw(self, size: int, entropy: Entropy = os.urandom) -> IntArray:
-        """A fresh share for so many cells: X − Y by inversion in integers."""
+        """Draw a fresh share for `size` cells: X − Y by inversion in integers."""
         if np.isinf(self.rate):
             return np.zeros(size, dtype=np.int64)
         words = np.frombuffer(entropy(16 * size), dtype="<u8").reshape(2, size)
@@ -96,11 +96,11 @@ class NoiseShares:
         return share
 
     def variance(self, shares: int) -> float:
-        """Of the sum of so many shares: shares/(n − c − d) · 2a/(1 − a)²."""
+        """The variance of the sum of `shares` shares: shares/(n − c − d) · 2a/(1 − a)²."""
         return shares / self.honest * Geometric(self.rate).variance
 
     def law(self, shares: int) -> Geometric:
-        """The two-sided geometric noise with the variance of the sum of so many shares."""
+        """The two-sided geometric noise with the variance of the sum of `shares` shares."""
         if np.isinf(self.rate):
             return Geometric(self.rate)
         # 2a/(1 − a)² = 1/(cosh(rate) − 1), solved for the rate; 0.001 is the least there is
@@ -124,7 +124,7 @@ class NoiseShares:
 
 @dataclass(frozen=True)
 class SumPlan:
-    """What the silos agree on before they add up document frequencies and collection counts of a field."""
+    """The silos' agreement on a sum of the document frequencies and collection counts of a field."""
 
     field: str
     family: HashFamily
@@ -143,18 +143,18 @@ class SumPlan:
 
     @property
     def threshold(self) -> int:
-        """How many silos must answer and finish: with fewer the noise would be less than promised."""
+        """The number of silos that must answer and finish: with fewer, there would be too little noise."""
         return len(self.silos) - self.dropped
 
     @property
     def shares(self) -> tuple[NoiseShares, NoiseShares]:
-        """Of the noise on document frequencies and on collection counts."""
+        """The shares of the noise on document frequencies and on collection counts."""
         many = len(self.silos), self.colluding, self.dropped
         first, second = (NoiseShares(e / SENSITIVITY, *many) for e in (self.epsilon_df, self.epsilon_cf))
         return first, second
 
     def costs(self, attempt: str) -> list[Cost]:
-        """What an attempt costs every document of a silo."""
+        """The costs of an attempt for every document of a silo."""
         epsilons = {"epsilon_df": self.epsilon_df, "epsilon_cf": self.epsilon_cf}
         return totals_costs(self.field, **epsilons, draw=f"attempt {attempt}")
 
@@ -169,8 +169,8 @@ class SumPlan:
     ) -> IntArray:
         """One silo's vector for the secure sum, charged to all its documents before noise is drawn.
 
-        The totals are for all silos, so the charge names each of the others; as all of them see the same
-        it counts once. Numbers of documents and words are public and carry no noise.
+        The totals are for all silos, so the charge names each of the others; as all of them get the same
+        values, it counts once. Numbers of documents and words are public and carry no noise.
         """
         if name not in self.silos or sums.family != self.family:
             raise PrivacyError("a summand of another silo or hash family than the plan's")
@@ -183,7 +183,7 @@ class SumPlan:
         return np.concatenate((*cells, [sums.documents, sums.length])).astype(np.int64)
 
     def totals(self, total: secure_sum.Words, *, answered: int) -> Statistics:
-        """What everybody learns, from the sum over those who answered."""
+        """The totals that all silos learn, from the sum over the silos that answered."""
         if answered < self.threshold or len(total) != 2 * self.family.size + 2:
             raise PrivacyError("a sum of fewer silos, or of other cells, than the plan's")
         values, size = secure_sum.as_signed(total), self.family.size
@@ -209,7 +209,7 @@ def totals_in_memory(
     absent: Collection[str] = (),
     entropy: Entropy = os.urandom,
 ) -> Statistics:
-    """The whole protocol in one process, for simulation; `absent` silos drop out after they agreed."""
+    """Run the whole protocol in one process, for simulation; `absent` silos drop out after they agreed."""
     vectors = {
         name: plan.contribute(
             name, sums, covered, charge=(charge or {}).get(name, no_charge), entropy=entropy
@@ -224,7 +224,8 @@ def totals_in_memory(
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all silos of a sum know beforehand: the session, who takes part, how wide the sketches are.
+    """The parameters of a sum that all silos know beforehand: session, participants and width of the
+    sketches.
 
     All of these `count` silos must stay to the end.
     """
@@ -242,7 +243,7 @@ class Agreed:
 
     @property
     def terms(self) -> bytes:
-        """What masks and signatures are bound to."""
+        """The bytes to which masks and signatures are bound."""
         numbers = (self.count, self.width, self.colluding)
         return secure_sum.joined(
             [*(name.encode() for name in self.silos), *(n.to_bytes(8, "little") for n in numbers)]
@@ -255,7 +256,7 @@ class Agreed:
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """What a silo adds up of one field: the words of its documents, their versions, and at which ε."""
+    """A silo's contribution to the sum of one field: the words of its documents, their versions, and ε."""
 
     words: Tokens
     covered: Covered
@@ -268,7 +269,7 @@ ContributionOf = Callable[[str], Contribution]
 
 
 class Summing:
-    """A silo's part in the sums of all fields; between steps it is in a folder."""
+    """A silo's part in the sums of all fields; between steps its state is in a folder."""
 
     def __init__(self, agreed: Agreed, keys: Keyring, folder: Path) -> None:
         self.agreed, self.folder = agreed, folder
@@ -281,8 +282,8 @@ class Summing:
     def step(
         self, number: int, incoming: Mapping[str, bytes], fields: Collection[str], adding: ContributionOf
     ) -> secure_sum.Parts:
-        """A step but the last: of all the silo's fields at first, later of those that the relay hands
-        something for."""
+        """Carry out a step except the last: the first for all of the silo's fields, later ones for the fields
+        for which the relay sends parts."""
         parts: secure_sum.Parts = {}
         for name, handed in (_by_field(incoming) if number else {name: {} for name in fields}).items():
             member = self._member(name) if number else self._begun(name)
@@ -303,7 +304,7 @@ class Summing:
         return secure_sum.Member(identity.name, session, self.agreed.count, identity.signing, self.trusted)
 
     def _vector(self, name: str, member: secure_sum.Member, own: Contribution) -> IntArray:
-        """The cells of this silo with its share of noise."""
+        """The cells of this silo with its share of the noise."""
         plan = self._plan(name, own)
         if member.peers != set(plan.silos) or member.threshold != plan.threshold:
             raise ProtocolError("a sum of other silos than those that have begun it")  # or less noise
@@ -311,10 +312,10 @@ class Summing:
         return plan.contribute(self.identity.name, sums, own.covered, charge=no_charge, entropy=own.entropy)
 
     def charges(self, name: str, adding: Contribution) -> list[tuple[Cost, Covered, str]]:
-        """What the sum of a field costs this silo's documents.
+        """The charges of this silo's documents for the sum of a field.
 
-        It is named by the keys that this silo drew for it, not by the session, which is the relay's word: a
-        session that begins again under its old name has other noise, and costs again.
+        The release is named by the keys that this silo drew for it, not by the session, which the relay
+        chooses: a session that is repeated under its old name has other noise, and is charged again.
         """
         member = self._member(name)
         costs = self._plan(name, adding).costs(member.advertise().mask_key.hex())
@@ -322,7 +323,7 @@ class Summing:
         return [(cost, adding.covered, peer) for cost in costs for peer in peers]
 
     def finish(self, incoming: Mapping[str, bytes]) -> None:
-        """The last step: keep what the relay has announced, and forget the keys of the masks."""
+        """The last step: store the totals that the relay announced, and delete the keys of the masks."""
         for name, total in incoming.items():
             if len(total) != 8 * (2 * self.agreed.width + 3):
                 raise ProtocolError("a total of other cells than agreed")
@@ -331,7 +332,7 @@ class Summing:
             self._file(name).unlink()
 
     def totals(self, name: str, adding: ContributionOf) -> Statistics | None:
-        """The noisy totals of a field, once they are there."""
+        """The noisy totals of a field; None before they have come."""
         if not self._total(name).exists():
             return None
         words = np.frombuffer(self._total(name).read_bytes(), dtype="<u8").astype(np.uint64)
@@ -343,7 +344,8 @@ class Summing:
         return SumPlan(name, family, agreed.silos, adding.epsilon, adding.epsilon, agreed.colluding)
 
     def stopped(self) -> bool | None:
-        """Forget a session that did not end: whether this silo's shares had left, or None if it did end."""
+        """Delete the state of a session that did not end. Returns whether this silo had revealed its shares,
+        or None if the session did end."""
         left = list(self.folder.glob("*.member"))
         revealed = any(json.loads(file.read_bytes()).get("revealed") for file in left)
         for file in left:
@@ -357,7 +359,7 @@ class Summing:
         return self.folder / f"{name}.total"
 
     def _keep(self, name: str, member: secure_sum.Member) -> None:
-        """With all its secrets, for its own silo's eyes."""
+        """Store a member, with all its secrets, in a file that only its own silo can read."""
         write_private(self._file(name), member.to_bytes())
 
     def _member(self, name: str) -> secure_sum.Member:
@@ -369,16 +371,17 @@ class Summing:
 
 @dataclass(eq=False)
 class Adding:
-    """The relay's part: it hands on what is not for it, and takes the masks off the sum of every field."""
+    """The relay's part: passes on what is for other silos, and removes the masks from the sum of every
+    field."""
 
     agreed: Agreed
     sums: dict[str, secure_sum.Summation] = field(default_factory=dict)
     totals: dict[str, secure_sum.Words] = field(default_factory=dict)
 
     def after(self, step: int, replies: Mapping[str, secure_sum.Parts]) -> dict[str, secure_sum.Parts]:
-        """What every silo gets for the next step, from what silos gave in this one.
+        """The parts for every silo in the next step, from the parts that silos sent in this one.
 
-        A ProtocolError names the silo that sent something else than the step asks for.
+        Raises ProtocolError, with the silo's name, for parts that are not those of the step.
         """
         if step >= len(secure_sum.STEPS):
             return {silo: {} for silo in replies}
@@ -403,13 +406,13 @@ class Adding:
         return self.sums.setdefault(name, begun)
 
     def _announced(self) -> secure_sum.Parts:
-        """The totals, and how many silos are in each."""
+        """The totals, and the number of silos in each."""
         counts = {name: np.uint64(len(self.sums[name].masked)) for name in self.totals}
         return {name: np.append(self.totals[name], counts[name]).astype("<u8").tobytes() for name in counts}
 
 
 def _by_field(incoming: Mapping[str, bytes]) -> dict[str, secure_sum.Parts]:
-    """What is labelled `FIELD/SILO`, by field and silo."""
+    """Parts labelled `FIELD/SILO`, by field and silo."""
     fields: dict[str, secure_sum.Parts] = {}
     for label, data in incoming.items():
         name, _, silo = label.partition("/")

@@ -4,7 +4,7 @@ Terms are counted in cells with two-sided geometric noise of rate ε/2 in total 
 document from one cell to another: sensitivity 2). There are two kinds:
 
     totals      the sum over all silos of one field, noised (`noised`, or by shares in `sums`). A reader with
-                documents of its own knows their share exactly and shrinks the rest towards what they foretell
+                documents of its own subtracts their exact share and shrinks the rest towards a prediction
     a release   one silo's statistics for a broker, noised and at once read without anybody's documents
 """
 
@@ -27,20 +27,22 @@ from isthmus.private.sketch import CountMin, HashFamily
 from isthmus.retrieval import NO_TERMS, TEXT, TIMES, Statistics, posterior_means
 
 WIDTH = 1 << 18
-"""Cells of a sketch of totals: there is one a field, so it can be wide enough to have few collisions."""
+"""Cells of a sketch of totals: there is one for each field, so it can be wide enough to have few
+collisions."""
 UNIT = 16
-"""A release is told in sixteenths: a posterior mean is no whole number."""
+"""Steps per unit in a release: values are given in sixteenths, since a posterior mean is no whole number."""
 ABSENT, POWER = 0.2, 1.5
-"""The prior of a release's count: 0 with this chance, else x with a chance that falls like x^−1.5."""
+"""The prior of a release's count: 0 with probability `ABSENT`, else x with a probability ∝ x^−`POWER`."""
 
 WORD_SHARES = Path(__file__).with_name("word_shares.txt")
-"""Words of public English text by the share of its documents that have them, told as −log2: of the docstrings
-that are the collection `pydocs`, those that ten have."""
+"""Words of public English text by the share of its documents that have them, as −log2. The text is the
+docstrings of the collection `pydocs`; words that are in at least ten of them are listed."""
 FEW = 200
-"""Documents up to which a silo's counts are read with it: the noise is as large as they are."""
+"""Most documents of a silo whose counts are read with `WORD_SHARES`: the noise is as large as such counts."""
 SHAPE, RARE, EXPECTED = 0.5, 0.02, 0.7
-"""The prior of a count of which that text says what to expect: with this chance a negative binomial of this
-shape around it, or around so few documents where it does not have the word; else the prior above."""
+"""The prior of a count that `WORD_SHARES` predicts: with probability `EXPECTED` a negative binomial of shape
+`SHAPE` around the prediction, or around `RARE` documents for a word that is not listed; else the prior
+above."""
 
 _GRID = 512  # sums up to here are shrunk; above, the noise is small beside them
 _FEW = 0.1  # documents that a word nobody has seen is worth
@@ -48,7 +50,7 @@ _TRUST = 0.5  # how much of its own documents' evidence a silo believes about th
 
 
 def hashed(statistics: Statistics, family: HashFamily) -> Statistics:
-    """Exact statistics in cells; not to be shown to anybody."""
+    """Statistics by cell instead of by word. They are still exact, and must not be released."""
     tables = {
         name: CountMin.of_totals(statistics.terms, counts, family).dense()[0]
         for name, counts in statistics.tables.items()
@@ -57,7 +59,8 @@ def hashed(statistics: Statistics, family: HashFamily) -> Statistics:
 
 
 def noised(cells: Statistics, epsilons: Mapping[str, float], entropy: Entropy = os.urandom) -> Statistics:
-    """Cells with all the noise they need from one hand, table by table; their ε is that of all tables."""
+    """Add to cells all the noise that they need, table by table; the ε of the result is that of all
+    tables."""
     laws = {name: Geometric(epsilon / 2) for name, epsilon in epsilons.items()}
     tables = {
         name: cells.tables[name] + law.draw(len(cells.tables[name]), entropy) for name, law in laws.items()
@@ -67,7 +70,7 @@ def noised(cells: Statistics, epsilons: Mapping[str, float], entropy: Entropy = 
 
 
 def released(exact: Statistics, family: HashFamily, epsilon: float) -> Statistics:
-    """One silo's statistics with fresh noise, as a broker gets them: to be drawn once and kept."""
+    """One silo's statistics with fresh noise, as a broker gets them: to be drawn once and stored."""
     drawn = noised(hashed(exact, family), {name: rate_of(name, epsilon) for name in exact.tables})
     is_small = exact.documents <= FEW
     expected = {TEXT: exact.documents * _shares(family)} if is_small else {}  # of single fields it says less
@@ -79,7 +82,8 @@ def released(exact: Statistics, family: HashFamily, epsilon: float) -> Statistic
 
 
 def _shares(family: HashFamily) -> FloatArray:
-    """The share of public documents that have the words of every cell, 0 for those it does not have."""
+    """For every cell, the share of public documents that have its words, added up; 0 for a cell without such
+    words."""
     levels = [line.split(" ") for line in WORD_SHARES.read_text(encoding="utf-8").splitlines()]
     share = {word: 2.0 ** -float(level) for level, *words in levels for word in words}
     words = Ids.of(tuple(sorted(share)))
@@ -91,8 +95,8 @@ def _shares(family: HashFamily) -> FloatArray:
 def read_alone(noisy: IntArray, rate: float, expected: FloatArray | None = None) -> FloatArray:
     """E[x | x + noise] under the prior; a large value, beside which the noise is small, stays as it is.
 
-    `expected` is what to expect of every count before it is seen, as nobody's documents tell it, 0 for very
-    little: where documents are few and the noise is as large as their counts, it tells frequent words.
+    `expected` is the prediction of every count before it is seen, from public text only, 0 for very little:
+    where documents are few and the noise is as large as their counts, it reveals which words are frequent.
     """
     count = np.arange(_GRID)
     tail = np.where(count > 0, np.maximum(count, 1.0) ** -POWER, 0.0)
@@ -110,7 +114,7 @@ def read_alone(noisy: IntArray, rate: float, expected: FloatArray | None = None)
 
 
 def _around(expected: FloatArray, anything: FloatArray) -> FloatArray:
-    """The prior of counts of which so much is expected, one row each."""
+    """The prior of counts with these predictions, one row each."""
     shape = np.full(len(expected), SHAPE)
     return EXPECTED * _negative_binomial(expected, shape) + (1 - EXPECTED) * anything
 
@@ -121,7 +125,7 @@ def rate_of(table: str, epsilon: float) -> float:
 
 
 def totals_costs(field: str, *, epsilon_df: float, epsilon_cf: float, draw: str) -> list[Cost]:
-    """What a field's totals cost every document they cover; every draw of noise costs again."""
+    """The costs of a field's totals for every document they cover; every draw of noise is charged again."""
     parts = (("document frequencies", epsilon_df), ("collection counts", epsilon_cf))
     return [
         Cost("totals", (field,), epsilon, 2.0, 2 / epsilon, f"{field} {what}, {draw}")
@@ -130,7 +134,7 @@ def totals_costs(field: str, *, epsilon_df: float, epsilon_cf: float, draw: str)
 
 
 def release_costs(tables: Iterable[str], epsilon: float, draw: str) -> list[Cost]:
-    """What a release costs every document; `draw` names the noise, which is drawn once."""
+    """The costs of a release for every document; `draw` names the noise, which is drawn once."""
     costs = [Cost("totals", ("title", "body"), epsilon, 2.0, 2 / epsilon, f"{TEXT}, {draw}")]
     if set(tables) > {TEXT}:
         for name in ("title", "body"):
@@ -140,15 +144,15 @@ def release_costs(tables: Iterable[str], epsilon: float, draw: str) -> list[Cost
 
 
 def family_of(key: str, width: int) -> HashFamily:
-    """The hash family that silos share by sharing a text."""
+    """The hash family of silos that share this text."""
     digest = hashlib.blake2b(key.encode(), digest_size=32, person=b"isthmus figures").digest()
     return HashFamily(digest, 1, width)
 
 
 @dataclass(frozen=True, eq=False)
 class Foreign:
-    """What is seen of another silo's documents: their lengths; and for every word of some vocabulary, in how
-    many documents its noisy value is positive, and the sum of its values."""
+    """Observations of another silo's documents: their lengths; and for every word of some vocabulary, the
+    number of documents in which its noisy value is positive, and the sum of its noisy values."""
 
     lengths: IntArray
     words: Ids
@@ -157,10 +161,12 @@ class Foreign:
 
 
 def worked_out(own: Statistics, foreign: Foreign, law: Geometric) -> Statistics:
-    """Totals from another silo's noisy values themselves, where none were released; free, but with noise that
-    grows with the root of its documents. Words not looked at are taken to be as in own documents (in cells).
+    """Estimate totals from another silo's noisy values, where none were released. This is free, but its noise
+    grows with the square root of the number of documents. Other words are assumed to be as in own documents
+    (in cells).
 
-    A cell that is empty shows 1 or more with chance q = a/(1 + a), any other with 1/(1 + a) or more.
+    An empty cell shows 1 or more with probability q = a/(1 + a), any other with probability 1/(1 + a) or
+    more.
     """
     ratio, count = law.ratio, len(foreign.lengths)
     false = ratio / (1 + ratio)
@@ -187,7 +193,7 @@ def worked_out(own: Statistics, foreign: Foreign, law: Geometric) -> Statistics:
 
 @dataclass(frozen=True, eq=False)
 class TotalsRead:
-    """For every word of a vocabulary: documents that have it, times it stands there, times per document."""
+    """For every word of a vocabulary: documents that have it, occurrences, and occurrences per document."""
 
     frequencies: FloatArray
     occurrences: FloatArray
@@ -195,7 +201,8 @@ class TotalsRead:
 
 
 def read_totals(totals: Statistics, words: Ids, own: Statistics) -> TotalsRead:
-    """Frequencies and occurrences of the words of a vocabulary, by somebody with documents of its own."""
+    """Estimate frequencies and occurrences of the words of a vocabulary, for a reader with documents of its
+    own."""
     mine, mine_all = (own.counts_of(words, table).astype(np.float64) for table in (TEXT, TIMES))
     laws = {name: Geometric(rate) for name, rate in totals.rates.items()}
     others = max(totals.documents - own.documents, 0)
@@ -217,9 +224,9 @@ def _mean_repeat(own: Statistics) -> float:
 
 
 def _shrunk(noisy: NDArray[Any], mean: FloatArray, shape: FloatArray, rate: float) -> FloatArray:
-    """E[x | x + noise], word by word, for x as own documents foretell or, now and then, of any frequency.
+    """E[x | x + noise], word by word, for x as own documents predict or, now and then, of any frequency.
 
-    The prior is a negative binomial of this mean and shape and, one time in ten, 1/(x + 1)^1.5: silos on
+    The prior is a negative binomial of this mean and shape and, with probability 0.1, 1/(x + 1)^1.5: silos on
     other topics have other words. Sums are over a grid; large ones, whose noise is small, are left alone.
     """
     values = np.maximum(noisy.astype(np.float64), 0.0)
@@ -232,14 +239,14 @@ def _shrunk(noisy: NDArray[Any], mean: FloatArray, shape: FloatArray, rate: floa
 
 
 def _foretold(mean: FloatArray, shape: FloatArray) -> FloatArray:
-    """The chance of every count of the grid, word by word."""
+    """The prior probability of every count of the grid, word by word."""
     anything = (np.arange(_GRID) + 1) ** -1.5
     probabilities: FloatArray = 0.9 * _negative_binomial(mean, shape) + 0.1 * anything / anything.sum()
     return probabilities
 
 
 def _negative_binomial(mean: FloatArray, shape: FloatArray) -> FloatArray:
-    """The chance of every count of the grid, one row for each mean and shape."""
+    """The probability of every count of the grid, one row for each mean and shape."""
     from scipy.special import gammaln
 
     x = np.arange(_GRID)

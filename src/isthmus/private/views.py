@@ -1,14 +1,13 @@
-"""What one silo knows of another's documents, by the counts that were released: the one view of them.
+"""One silo's view of another silo's documents, from the counts that were released.
 
-A `Seeker` has keys and documents of its own, which say what to make of a noisy value. What it reads is a
-`CountsView`: every field's counts with their error bars. How common words are it knows from the totals of all
-silos or, where there are none, works out from the values themselves. A view of one's own documents has exact
-counts (`OwnCounts`) beside the same totals.
+A `Seeker` has keys and documents of its own, which provide the priors for noisy values. It reads a
+`CountsView`: every field's counts with their error bars. How common words are comes from the totals of all
+silos or, where there are none, is estimated from the noisy values themselves. A view of a silo's own
+documents has exact counts (`OwnCounts`) and the same totals.
 
-Silos of one process that rank each other's documents by what they release, and pay for it in ledgers.
-
-`ReleasingSilos` has a collection dealt into silos, with exact scores to compare with; `PublishedCounts` is
-what each of them reads of the others' cells, which were noised once and published.
+The rest is for silos of one process that rank each other's documents by what they release, and are charged
+for it in ledgers. `ReleasingSilos` has a collection dealt into silos, with exact scores to compare with;
+`PublishedCounts` is what each of them reads of the others' cells, which were noised once and published.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ from isthmus.text import Tokens, tokenise
 
 Cells = CountMin | AnsweredCells
 Released = Mapping[str, tuple[Catalogue, Cells]]
-"""What a silo let another have: of every field its catalogue, and noisy sketches or answers."""
+"""A silo's releases to another: for every field its catalogue, and noisy sketches or answers."""
 Published = Mapping[str, tuple[Catalogue, CountMin]]
-"""The same where it published noisy sketches."""
+"""The same for published noisy sketches."""
 Reader = Literal["shrink", "threshold", "plain"]
 
 
@@ -73,7 +72,7 @@ class ViewHit:
 
 @dataclass(frozen=True, eq=False)
 class CountsView:
-    """A silo's documents as another silo, or the silo itself, has their counts, field by field."""
+    """The counts of a silo's documents by field, as another silo, or the silo itself, has them."""
 
     documents: tuple[str, ...]
     counts: Mapping[str, TermCounts]
@@ -84,11 +83,11 @@ class CountsView:
 
     @property
     def main(self) -> str:
-        """The field that documents are found by: the body, if there is one."""
+        """The field by which documents are searched: the body, if there is one."""
         return "body" if "body" in self.counts else next(iter(self.counts))
 
     def scores(self, queries: Tokens, fields: Sequence[str] = ()) -> FloatArray:
-        """The BM25 of all queries and documents, of the main field or of several added up."""
+        """The BM25 of all queries and documents, for the main field or summed over `fields`."""
         pairs = Pairs.all(len(queries), len(self))
         scores = np.zeros(len(pairs))
         for counts in (self.counts[name] for name in fields or (self.main,)):
@@ -97,7 +96,7 @@ class CountsView:
         return scores.reshape(len(queries), len(self))
 
     def search(self, query: Tokens, k: int) -> Iterator[ViewHit]:
-        """The best k documents of one query, with what is known of each of its words."""
+        """Yield the best k documents of one query, with the count and error bar of each of its words."""
         scores, counts = self.scores(query)[0], self.counts[self.main]
         words = Ids.of(query.terms.words)
         for row in best_rows(scores, k).tolist():
@@ -121,7 +120,7 @@ class CountsView:
         return compute(queries, pairs, title=self.counts["title"], body=self.counts["body"])
 
     def errors(self, queries: Tokens, pairs: Pairs) -> FloatArray:
-        """How uncertain the counts of every pair are: the root mean square error bar of the query's words in
+        """The uncertainty of the counts of every pair: the root mean square error bar of the query's words in
         the document's main field, 0 where counts are exact."""
         table, counts = queries.counts(), self.counts[self.main]
         offsets = table.indptr.astype(np.int64)
@@ -133,7 +132,7 @@ class CountsView:
         return spread
 
     def letor(self, queries: Queries, tokens: Tokens, pairs: Pairs, *, name: str) -> Letor:
-        """Feature rows of pairs; nobody knows their grades, so these are 0."""
+        """Feature rows of pairs; their grades are unknown and set to 0."""
         query_ids = Ids.of(queries.ids)[pairs.queries]
         documents = Ids.of(self.documents)[pairs.documents]
         grades = np.zeros(len(pairs), dtype=np.int64)
@@ -143,7 +142,7 @@ class CountsView:
 def _read(
     counts: TermCounts, documents: IntArray, words: Ids, *, rough: bool = False
 ) -> tuple[FloatArray, FloatArray]:
-    """Counts and error bars, pair by pair; a rough idea does without topics, which take their time."""
+    """Counts and error bars, pair by pair; `rough` ones are computed without topics, which take time."""
     if not isinstance(counts, PrivateCounts) or not len(documents):
         return np.asarray(counts.counts(documents, words), dtype=np.float64), np.zeros(len(documents))
     if rough and isinstance(counts.reader, Shrink):
@@ -153,7 +152,7 @@ def _read(
 
 
 class OwnCounts:
-    """A silo's exact counts of its own documents, beside the totals that all counts are read with."""
+    """A silo's exact counts of its own documents, with the same totals as all counts that it reads."""
 
     def __init__(self, lexicon: Lexicon, tokens: Tokens) -> None:
         own = ExactCounts.of(tokens)
@@ -162,11 +161,11 @@ class OwnCounts:
         self._lexicon = lexicon
 
     def frequencies(self, words: Ids) -> FloatArray:
-        """As in all counts of this reader."""
+        """Frequencies over all silos, as in all counts of this reader."""
         return self._lexicon.read(words).frequencies
 
     def occurrences(self, words: Ids) -> FloatArray:
-        """As in all counts of this reader."""
+        """Occurrences over all silos, as in all counts of this reader."""
         return self._lexicon.read(words).occurrences
 
 
@@ -178,7 +177,7 @@ def read_counts(
     topics: Topics | None = None,
     reader: Reader = "shrink",
 ) -> PrivateCounts:
-    """One released field as a silo reads it that knows these words and, of published cells, these topics."""
+    """The counts of one released field, as read with this lexicon and, for published cells, these topics."""
     law, lengths = law_of(catalogue), catalogue.lengths
     noisy = PublishedCells(cells) if isinstance(cells, CountMin) else cells
     if reader != "shrink":
@@ -189,14 +188,14 @@ def read_counts(
 
 
 def law_of(catalogue: Catalogue) -> Geometric:
-    """The noise on every released cell."""
+    """The noise on every released cell. Raises ProtocolError for another mechanism than one_shot."""
     if catalogue.terms.mechanism != OneShot.name:
         raise ProtocolError("counts released in another way than one_shot")
     return OneShot(catalogue.terms.epsilon, catalogue.terms.rows).law
 
 
 def documents_of(released: Released) -> tuple[str, ...]:
-    """The documents of a silo, the same in every field, or a ProtocolError."""
+    """The documents of a silo, the same in every field. Raises ProtocolError if fields differ."""
     first, *others = (catalogue.documents for catalogue, _ in released.values())
     if any(other != first for other in others):
         raise ProtocolError("catalogues of different documents for the fields of one silo")
@@ -206,9 +205,9 @@ def documents_of(released: Released) -> tuple[str, ...]:
 def fetch_released(
     carrier: Carrier, fields: Iterable[str], family: Callable[[Catalogue], HashFamily]
 ) -> Published:
-    """Everything that a silo publishes of some fields, brought by a carrier: that silo learns nothing.
+    """Fetch everything that a silo publishes of some fields; the silo learns nothing about the queries.
 
-    `family` gives the hash family of a field from its catalogue.
+    `family` returns the hash family of a field, from its catalogue.
     """
     catalogues = {name: fetch_catalogue(carrier, name) for name in fields}
     return {
@@ -219,7 +218,7 @@ def fetch_released(
 
 @dataclass(frozen=True, eq=False)
 class Seeker:
-    """Who has queries: the group's key, words of documents of its own, and the secret behind its decoys.
+    """A silo with queries: the group's key, words of its own documents, and the secret behind its decoys.
 
     `totals` are the released sums over all silos, field by field, where there are any.
     """
@@ -231,7 +230,7 @@ class Seeker:
     seed: int = 0
 
     def fetch(self, carrier: Carrier, fields: Sequence[str]) -> Published:
-        """What a silo publishes of some fields (`fetch_released`)."""
+        """Fetch what a silo publishes of some fields (`fetch_released`)."""
         return fetch_released(carrier, fields, self._family)
 
     def ask(
@@ -243,7 +242,8 @@ class Seeker:
         decoys: int = 2,
         clock: Callable[[], int] = time.time_ns,
     ) -> Released:
-        """What a silo answers about words, each among decoys from the asker's own vocabulary."""
+        """Ask a silo about words, each among decoys from the asker's own vocabulary. Returns its answers by
+        field."""
         released, hiding = {}, self._decoys(decoys)
         for name in fields:
             catalogue = fetch_catalogue(carrier, name)
@@ -254,7 +254,8 @@ class Seeker:
         return released
 
     def read(self, released: Released, words: Ids) -> CountsView:
-        """What a silo released, for questions about these words; topics help to read what was published."""
+        """Read a silo's releases, for questions about these words; topics improve the reading of published
+        sketches."""
         counts = {}
         for name, (catalogue, cells) in released.items():
             lexicon = self._lexicon(catalogue, cells, words)
@@ -265,8 +266,8 @@ class Seeker:
         return CountsView(documents_of(released), counts)
 
     def _decoys(self, count: int) -> Decoys:
-        """From one field's words, whatever field is asked about: with other decoys in the title than in the
-        body, the word would be the one that is in both questions."""
+        """Decoys from the same field's words for every field: if a word had other decoys in the title than in
+        the body, it would be the only one that is in both questions."""
         words = self.own["body" if "body" in self.own else min(self.own)].terms
         return Decoys(words, np.bincount(words.codes, minlength=len(words.vocabulary)), self.secret, count)
 
@@ -275,7 +276,7 @@ class Seeker:
         return self.key.family(terms.field, rows=terms.rows, width=terms.width)
 
     def _lexicon(self, catalogue: Catalogue, cells: Cells, words: Ids) -> Lexicon:
-        """What is known of words beforehand, from totals or from their noisy values in all documents."""
+        """Prior knowledge of words, from totals or from their noisy values in all documents."""
         name, family = catalogue.terms.field, self._family(catalogue)
         if name in self.totals:
             return Lexicon(family, self.totals[name], self.own[name])
@@ -295,7 +296,8 @@ class Seeker:
 
 
 def write_cross_rows(letor: Letor, errors: FloatArray, path: Path) -> None:
-    """Feature rows of pairs across silos, and in `error-bars` beside their folder those of their counts."""
+    """Write feature rows of pairs across silos and, in `error-bars` beside their folder, the error bars of
+    counts."""
     for file in (path, _errors_file(path)):
         file.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)  # old rows would be read with the new error bars
@@ -305,7 +307,7 @@ def write_cross_rows(letor: Letor, errors: FloatArray, path: Path) -> None:
 
 
 def read_cross_rows(path: Path) -> tuple[Letor, FloatArray]:
-    """Rows and their error bars; NaN where an older Isthmus wrote the rows alone."""
+    """Read feature rows and their error bars; NaN where an older Isthmus wrote the rows alone."""
     letor, file = read_letor(path), _errors_file(path)
     if not file.exists():
         return letor, np.full(letor.rows, np.nan)
@@ -322,7 +324,7 @@ def read_cross_rows(path: Path) -> tuple[Letor, FloatArray]:
 
 
 def _errors_file(path: Path) -> Path:
-    """One number a row of the table, in a file of the same name."""
+    """The file of error bars, one number for each row of the table, with the same file name."""
     return path.parent.parent / "error-bars" / path.name
 
 
@@ -332,7 +334,7 @@ EPSILON_TOTALS = 0.5
 
 
 class ReleasingSilos:
-    """A collection in silos that book every release to all others, and add their totals up in secret."""
+    """A collection in silos that book every release to all others and add up their totals securely."""
 
     def __init__(
         self, corpus: Corpus, streams: Streams, ledgers: Sequence[Ledger], width: int | None = None
@@ -347,12 +349,13 @@ class ReleasingSilos:
 
     @cached_property
     def exact(self) -> FloatArray:
-        """Exact BM25 with everybody's statistics, queries × documents."""
+        """Exact BM25 with statistics of all silos, queries × documents."""
         whole = sum((Statistics.of(tokens) for tokens in self.bodies[1:]), Statistics.of(self.bodies[0]))
         return self.scored(lambda asker, holder: ExactCounts.of(self.bodies[holder], whole))
 
     def scored(self, counts: Callable[[int, int], TermCounts]) -> FloatArray:
-        """BM25 of all queries and documents; `counts(asker, holder)` is what one silo has of another."""
+        """BM25 of all queries and documents; `counts(asker, holder)` are the counts that one silo has of
+        another."""
         scores = np.zeros((len(self.corpus.queries), len(self.corpus.documents)))
         for asker in self.silos:
             for holder in self.silos:
@@ -360,7 +363,8 @@ class ReleasingSilos:
         return scores
 
     def at_home(self, counts: Callable[[int], TermCounts], scores: FloatArray) -> FloatArray:
-        """These scores, but those of a silo's own documents as `counts(silo)` has them."""
+        """The same scores, except for queries and documents of one silo, which are scored with
+        `counts(silo)`."""
         changed = scores.copy()
         for silo in self.silos:
             self._score(silo, silo, counts(silo), changed)
@@ -384,11 +388,12 @@ class ReleasingSilos:
         return Run.of(queries, documents, np.take_along_axis(scores, best, axis=1).ravel(), name=name)
 
     def peers(self, holder: int) -> Sequence[str]:
-        """Who gets what a silo releases: all other silos."""
+        """The receivers of a silo's releases: all other silos."""
         return [silo for at, silo in enumerate(self.corpus.silos) if at != holder]
 
     def covered(self, holder: int, rng: np.random.Generator) -> tuple[Covered, ChargeAll]:
-        """A silo's documents in the versions its ledger has, and where releases of them are booked."""
+        """A silo's documents with their versions in its ledger, and the function that books releases
+        of them."""
         documents, ledger = self.corpus.documents, self.ledgers[holder]
         texts = [documents.bodies[row] for row in self.rows[holder]]
         names = [documents.ids[row] for row in self.rows[holder]]
@@ -396,7 +401,7 @@ class ReleasingSilos:
 
     @cached_property
     def totals(self) -> Statistics:
-        """Frequencies and counts of all silos, summed in secret, with a share of the noise from each."""
+        """Frequencies and counts over all silos, summed securely, with a share of the noise from each."""
         rng = self.streams("totals")
         family = HashFamily(rng.bytes(32), 1, WIDTH)
         plan = SumPlan("body", family, self.corpus.silos, EPSILON_TOTALS, EPSILON_TOTALS)
@@ -408,19 +413,19 @@ class ReleasingSilos:
         return totals_in_memory(plan, silos, charge=charge, entropy=rng.bytes)
 
     def owner(self, holder: int, kind: Mechanism, family: HashFamily) -> Owner:
-        """One silo's documents, released by a mechanism with noise of its own."""
+        """One silo's documents, released by a mechanism under a noise key of its own."""
         rng = self.streams("noise", kind.name, holder, repr(kind.epsilon))
         covered, charge = self.covered(holder, rng)
         release = CountRelease("body", family, kind, NoiseKey.fresh(rng.bytes), charge)
         return Owner.of(self.bodies[holder], covered, release)
 
     def lexicon(self, asker: int, family: HashFamily) -> Lexicon:
-        """What an asker knows beforehand."""
+        """An asker's prior knowledge of words."""
         return Lexicon(family, self.totals, self.bodies[asker])
 
 
 class PublishedCounts:
-    """All silos' documents as cells noised once, published, and what each asker brings to read them with."""
+    """Cells of all silos' documents, noised once and published, with the lexicon and topics of each asker."""
 
     def __init__(self, silos: ReleasingSilos, epsilon: float) -> None:
         kind = OneShot(epsilon)
@@ -441,8 +446,8 @@ class PublishedCounts:
         ]
 
     def counts(self, reader: str, asker: int, holder: int) -> PrivateCounts:
-        """What one silo reads of another's documents; `publish` shrinks by topics, `ask` without, others do
-        not shrink (see `views.read_counts`)."""
+        """The counts that one silo reads of another's documents: the reader `publish` shrinks by topics,
+        `ask` without them, others do not shrink (see `views.read_counts`)."""
         return read_counts(
             self.lexica[asker],
             self.catalogues[holder],
@@ -452,5 +457,5 @@ class PublishedCounts:
         )
 
     def at_home(self, silo: int) -> TermCounts:
-        """What a silo knows of its own documents: their counts, beside everybody's totals."""
+        """A silo's exact counts of its own documents, with the totals of all silos."""
         return OwnCounts(self.lexica[silo], self.silos.bodies[silo])

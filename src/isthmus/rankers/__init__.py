@@ -1,4 +1,4 @@
-"""Rankers: linear and MLP in NumPy, their losses' training, feature scaling, and gradient-boosted trees."""
+"""Rankers: linear models and MLPs in NumPy, their training, feature scaling, and gradient-boosted trees."""
 
 from isthmus.facade import contents
 

@@ -1,4 +1,4 @@
-"""Rankers back from their files."""
+"""Loading of saved rankers of any kind."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from isthmus.rankers.ranker import Ranker, Saved
 from isthmus.rankers.trees import LambdaMART
 
 KINDS: Mapping[str, type[Ranker]] = {ranker.kind: ranker for ranker in (MLP, LambdaMART)}
-"""The rankers that can be read back, by kind."""
+"""Rankers that can be loaded, by kind."""
 
 
 def load_ranker(path: str | PathLike[str]) -> Ranker:
-    """The ranker in a file that `save` wrote, of whatever kind."""
+    """Load the ranker, of whatever kind, from a file that `save` wrote."""
     return Saved.restore(path, _restored)
 
 

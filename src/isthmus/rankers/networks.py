@@ -24,7 +24,7 @@ from isthmus.tables import Letor
 
 Scoring = Literal["expected", "argmax"]
 CENTRAL = LocalTraining(epochs=100, weight_decay=1.0)
-"""The training of a central fit, unless another is asked for; chosen on validation queries."""
+"""Default training of a central fit; chosen on validation queries."""
 
 
 class MLP(Ranker):
@@ -33,16 +33,17 @@ class MLP(Ranker):
     >>> ranker = MLP((32,)).fit(train, validation=validation)   # doctest: +SKIP
     >>> ranker.rank(test)                                          # doctest: +SKIP
 
-    `training.epochs` is the most it trains; with validation data it stops `patience` epochs after the best
-    nDCG@10 and keeps that model. A graded loss is scored by its expected grade; `scoring="argmax"` is the
-    rule of the paper mode: the most probable grade, ties by its probability, then in row order.
+    `training.epochs` is the maximum number of epochs; with validation data, training stops `patience` epochs
+    after the best nDCG@10 and keeps that model. With a graded loss the score is the expected grade;
+    `scoring="argmax"` is the rule of the paper mode: the most probable grade, ties by its probability, then
+    in row order.
     """
 
     kind: ClassVar[str] = "network"
     parameters_: Parameters
     scaling_: Scaling
     history_: list[tuple[float, float]]
-    """Per epoch the training loss and the validation's nDCG@10 (0 without validation)."""
+    """Training loss and validation nDCG@10 (0 without validation) of every epoch."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class MLP(Ranker):
         training: LocalTraining = CENTRAL,
         scoring: Scoring = "expected",
     ) -> MLP:
-        """A ranker of parameters that were trained elsewhere, for instance by a federation."""
+        """Build a ranker from parameters that were trained elsewhere, for instance by a federation."""
         weights = [value for name, value in parameters.items() if name.startswith("weight")]
         hidden = [weight.shape[1] for weight in weights[:-1]]
         ranker = MLP(hidden, training=training, scaling=scaling.kind, scoring=scoring)
@@ -79,9 +80,10 @@ class MLP(Ranker):
         return ranker
 
     def fit(self, letor: Letor, *, validation: Letor | None = None, grades: int | None = None) -> Self:
-        """Learn from judged lists; with `validation`, keep the epoch in which its nDCG@10 is best.
+        """Train on judged lists; with `validation`, keep the epoch with the best nDCG@10.
 
-        `grades` is the number of grades of a graded loss; by default as many as the data show.
+        `grades` is the number of grades of a graded loss; by default one more than the highest grade in the
+        data.
         """
         streams = Streams(self.seed)
         self.scaling_ = Scaling.of(self.scaling, letor)
@@ -108,13 +110,13 @@ class MLP(Ranker):
         return self
 
     def score(self, letor: Letor) -> Scores:
-        """One score per row, larger is better."""
+        """Return one score per row; larger is better."""
         if not hasattr(self, "parameters_"):
             raise DataError("this ranker has not been trained", cure="call fit, or load a saved one")
         return scores_of(self.parameters_, self.scaling_(letor), self.scoring)
 
     def saved(self) -> Saved:
-        """Everything a file must hold."""
+        """Return everything that a file must contain."""
         header = {
             "kind": self.kind,
             "hidden": list(self.hidden),
@@ -128,7 +130,7 @@ class MLP(Ranker):
 
     @classmethod
     def from_saved(cls, saved: Saved) -> MLP:
-        """The ranker that `saved` came from."""
+        """Restore the ranker from `saved`."""
         header = saved.header
         parts = {name.removeprefix("scaling-"): array for name, array in saved.arrays.items()}
         scaling = Scaling.from_arrays(header["scaling"]["kind"], header["scaling"]["width"], parts)
@@ -145,7 +147,7 @@ class Linear(MLP):
 
 
 def scores_of(parameters: Mapping[str, Array], scaled: Letor, scoring: Scoring = "expected") -> Scores:
-    """One score per (already scaled) row: the network's one output, or what its grades' outputs amount to."""
+    """Return one score per (already scaled) row: the only output, or the expected or most probable grade."""
     outputs = network_scores(parameters, scaled.features).astype(np.float64)
     if outputs.shape[1] == 1:
         return outputs[:, 0]
@@ -159,7 +161,7 @@ def scores_of(parameters: Mapping[str, Array], scaled: Letor, scoring: Scoring =
 
 
 def _most_probable(probabilities: Scores, letor: Letor) -> Scores:
-    """The most probable grade plus a fraction below 1 that falls with its probability, then with the row."""
+    """Return the most probable grade plus a fraction below 1 that breaks ties by probability, then by row."""
     grade = probabilities.argmax(axis=1)
     order = np.lexsort((np.arange(letor.rows), -probabilities.max(axis=1), -grade, letor.query_of_row))
     place = np.empty(letor.rows)

@@ -1,4 +1,4 @@
-"""What every ranker does: score rows, rank lists, save itself."""
+"""The interface of all rankers: train, score rows, rank lists, save."""
 
 from __future__ import annotations
 
@@ -16,41 +16,40 @@ from isthmus.tables import Bundle, Letor, Run
 
 Scores = NDArray[np.float64]
 WATCHED = "nDCG@10(empty=skip, ties=random)"
-"""What early stopping looks at."""
+"""The measure for early stopping."""
 
 
 class Saved(Bundle):
-    """What a ranker's file holds, a JSON header with arrays or a tree library's own text; the header says its
-    kind."""
+    """The content of a ranker's file: a JSON header with its kind, and arrays or a tree library's text."""
 
     noun = "ranker"
 
 
 class Ranker(ABC):
-    """A fitted ranker takes raw features: whatever scaling it was trained with is part of it."""
+    """Base of all rankers. A fitted one takes raw features: the scaling it was trained with is part of it."""
 
     kind: ClassVar[str]
-    """What its file calls it."""
+    """Name of the kind in the ranker's file."""
 
     @abstractmethod
     def fit(self, letor: Letor, *, validation: Letor | None = None) -> Self:
-        """Learn from judged lists; with `validation`, stop where its nDCG@10 is best."""
+        """Train on judged lists; with `validation`, stop at its best nDCG@10."""
 
     @abstractmethod
     def score(self, letor: Letor) -> Scores:
-        """One score per row, larger is better."""
+        """Return one score per row; larger is better."""
 
     @abstractmethod
     def saved(self) -> Saved:
-        """Everything a file must hold."""
+        """Return everything that a file must contain."""
 
     @classmethod
     @abstractmethod
     def from_saved(cls, saved: Saved) -> Self:
-        """The ranker that `saved` came from."""
+        """Restore the ranker from `saved`."""
 
     def rank(self, letor: Letor, *, name: str = "") -> Run:
-        """The lists in the order of their scores."""
+        """Return the lists in the order of their scores."""
         return letor.run(self.score(letor), name=name)
 
     def __repr__(self) -> str:
@@ -62,7 +61,7 @@ class Ranker(ABC):
 
 
 def check_width(letor: Letor, width: int) -> None:
-    """Data with another number of features than the ranker was trained on are a DataError."""
+    """Raise DataError if the data have another number of features than the ranker was trained on."""
     if letor.width != width:
         raise DataError(
             f"the data have {letor.width} features where the ranker takes {width}",
@@ -71,6 +70,6 @@ def check_width(letor: Letor, width: int) -> None:
 
 
 def validation_ndcg(letor: Letor, scores: Scores) -> float:
-    """Mean nDCG@10 over the lists with a relevant document, 0 without one: what a central fit watches."""
+    """Return the mean nDCG@10 over lists with a relevant document, 0 if there is none; for early stopping."""
     value = evaluate_rows(letor.grades, scores, letor.offsets, [WATCHED])[WATCHED]
     return value if np.isfinite(value) else 0.0

@@ -32,9 +32,9 @@ _ROWS = 1 << 14  # rows handled together: the working copy stays in cache
 
 @dataclass(frozen=True, eq=False)
 class ScalingStats:
-    """What one silo tells of its features: a count, sums, sums of squares and ranges; stats add up.
+    """Feature statistics of one silo: a count, sums, sums of squares and ranges; statistics of silos add up.
 
-    Where a protocol can only add, the ranges may stay unknown (−∞, ∞).
+    If a protocol can only add, the ranges may stay unknown (−∞, ∞).
     """
 
     count: int
@@ -45,7 +45,7 @@ class ScalingStats:
 
     @classmethod
     def of(cls, letor: Letor, kind: str) -> ScalingStats:
-        """The statistics of a table's features, after the logarithm where `kind` takes one."""
+        """Return the statistics of a table's features, after the logarithm if `kind` takes one."""
         _check_kind(kind)
         total, squares = np.zeros(letor.width), np.zeros(letor.width)
         low, high = np.full(letor.width, np.inf), np.full(letor.width, -np.inf)
@@ -76,7 +76,7 @@ class ScalingStats:
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """A fitted scaling: `scaling(letor)` is the same table with scaled features."""
+    """A fitted scaling: `scaling(letor)` returns the same table with scaled features."""
 
     kind: str
     width: int
@@ -85,7 +85,7 @@ class Scaling:
 
     @classmethod
     def fit(cls, kind: str, stats: ScalingStats) -> Self:
-        """The scaling of that kind for rows with these statistics; a constant feature becomes 0."""
+        """Fit a scaling of a kind to rows with these statistics; a constant feature becomes 0."""
         _check_kind(kind)
         width = len(stats.total)
         if not kind.endswith("zscore"):
@@ -102,11 +102,11 @@ class Scaling:
 
     @classmethod
     def of(cls, kind: str, letor: Letor) -> Self:
-        """The scaling of that kind fitted on one table."""
+        """Fit a scaling of a kind to one table."""
         return cls.fit(kind, ScalingStats.of(letor, kind))
 
     def __call__(self, letor: Letor) -> Letor:
-        """The table with its features scaled; another number of features is a DataError."""
+        """Return the table with scaled features; DataError if it has another number of features."""
         check_width(letor, self.width)
         scaled = np.empty(letor.features.shape, np.float32)
         for start in range(0, letor.rows, _ROWS):
@@ -121,14 +121,14 @@ class Scaling:
         return replace(letor, features=frozen(scaled))
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
-        """What a saved model must hold besides `kind` and `width`."""
+        """Return the arrays that a saved model needs besides `kind` and `width`."""
         if self.mean is None or self.factor is None:
             return {}
         return {"mean": self.mean, "factor": self.factor}
 
     @classmethod
     def from_arrays(cls, kind: str, width: int, arrays: Mapping[str, NDArray[np.float32]]) -> Self:
-        """The scaling that `arrays` came from."""
+        """Restore a scaling from its `arrays`."""
         return cls(kind, width, arrays.get("mean"), arrays.get("factor"))
 
 
@@ -155,7 +155,7 @@ def _signed_log(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _stretch_lists(features: NDArray[np.float32], offsets: NDArray[np.int64]) -> None:
-    """Every list's features to 0..1, in place; a feature constant in a list becomes 0."""
+    """Scale every list's features to 0..1, in place; a feature constant in a list becomes 0."""
     bounds = offsets[np.concatenate(([True], np.diff(offsets) > 0))]  # no empty lists
     first = 0
     while first < len(bounds) - 1:

@@ -1,14 +1,13 @@
-"""`TrainingRows`: a table to learn from whose rows have weights, and whose grades may be estimates.
+"""Networks and their training in NumPy: weighted rows, forward and backward passes, optimisers, mini-batches.
 
-Some grades were judged, others were predicted by a model. A row's weight multiplies its part of the gradient.
-A row of `targets` has a probability for every grade and replaces the grade in a pointwise loss: the expected
-grade for `squared_error`, the whole distribution for `cross_entropy`. Losses over lists read the grades.
-
-Networks and their training in NumPy: forward and backward passes, optimisers, mini-batches.
+`TrainingRows` is a table of training rows with weights, and with grades that may be estimates: some were
+judged, others were predicted by a model. A row's weight multiplies its part of the gradient. A row of
+`targets` has a probability for every grade and replaces the grade in a pointwise loss: the expected grade for
+`squared_error`, the whole distribution for `cross_entropy`. Losses over lists read the grades.
 
 A network is its parameters: `weight0, bias0, weight1, …` as named float32 arrays, with ReLU between the
-layers; without a hidden layer it is the linear ranker. While training, all parameters lie in one flat
-vector, so an optimiser's step is a handful of vector operations, and buffers are allocated once.
+layers; without a hidden layer it is the linear ranker. During training all parameters lie in one flat vector,
+so that an optimiser's step is a handful of vector operations, and buffers are allocated once.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainingRows(Letor):
-    """Feature rows with grades; where present, `weights` of shape (rows,) and `targets` (rows, grades)."""
+    """Feature rows with grades; optionally with `weights` of shape (rows,) and `targets` (rows, grades)."""
 
     weights: Floats | None = None
     targets: Floats | None = None
@@ -45,7 +44,7 @@ class TrainingRows(Letor):
     def of_letor(
         cls, letor: Letor, *, weights: NDArray[Any] | None = None, targets: NDArray[Any] | None = None
     ) -> TrainingRows:
-        """The table with these weights and targets."""
+        """Return the table with these weights and targets."""
         for name, column in (("weights", weights), ("targets", targets)):
             if column is not None and len(column) != letor.rows:
                 raise DataError(f"{len(column)} {name} for {letor.rows} rows")
@@ -54,7 +53,7 @@ class TrainingRows(Letor):
 
     @classmethod
     def joined(cls, parts: Sequence[TrainingRows]) -> TrainingRows:
-        """All rows together, those of one query in the order of the parts."""
+        """Join the rows of all parts; rows of one query are in the order of the parts."""
         names = Ids.concat([part._query_column for part in parts])
         queries, groups, _ = group(names)
         order = np.argsort(groups, kind="stable")
@@ -73,7 +72,7 @@ class TrainingRows(Letor):
         )
 
     def labels(self, rows: NDArray[np.int64], *, graded: bool) -> NDArray[Any]:
-        """What a pointwise loss compares the scores of some rows with."""
+        """Return the values with which a pointwise loss compares the scores of some rows."""
         if self.targets is None:
             return self.grades[rows]
         probabilities: NDArray[Any] = self.targets[rows]
@@ -102,26 +101,26 @@ _CHUNK = 1024  # rows scored together: the activations stay in cache
 
 @dataclass(frozen=True, slots=True)
 class LocalTraining:
-    """How one holder of data trains: the same words for a silo's round and for a central fit."""
+    """Options of training on the data of one party; the same for a silo's round and for a central fit."""
 
     loss: str = "lambdarank"
     optimiser: str = "adam"
     learning_rate: float = 1e-3
     epochs: int = 1
     batch: int | None = None
-    """Rows of a mini-batch for a pointwise loss (None: 256), queries for the others (None: 16)."""
+    """Number of rows in a mini-batch for a pointwise loss (None: 256), of queries for others (None: 16)."""
     momentum: float = 0.9
-    """Of the optimiser `momentum`; Adam's first decay rate is 0.9."""
+    """Momentum of the optimiser `momentum`; Adam's first decay rate is 0.9."""
     weight_decay: float = 0.0
-    """Decoupled: every step first shrinks the parameters by learning_rate × weight_decay."""
+    """Decoupled weight decay: every step first shrinks the parameters by learning_rate × weight_decay."""
     proximal: float = 0.0
     """FedProx's μ: adds μ (θ − θ_start) to the gradient."""
     sigma: float | None = None
     truncation: int | None = None
     baseline: int | None = None
-    """Of a `risk-` loss: the feature, from 1, that the baseline ranks by; negative: smaller is better."""
+    """For a `risk-` loss, the feature (from 1) by which the baseline ranks; negative: smaller is better."""
     alpha: float = 1.0
-    """Of a `risk-` loss: a query below the baseline counts 1 + alpha times."""
+    """For a `risk-` loss: a query below the baseline counts 1 + alpha times."""
 
     def __post_init__(self) -> None:
         if self.optimiser not in OPTIMISERS:
@@ -140,28 +139,28 @@ class LocalTraining:
             )
 
     def resolved_loss(self) -> Loss:
-        """The loss with this configuration's options."""
+        """Return the loss with this configuration's options."""
         options = {"sigma": self.sigma, "truncation": self.truncation}
         return loss_named(self.loss, **{key: value for key, value in options.items() if value is not None})
 
     def batch_size(self) -> int:
-        """Rows or queries of a mini-batch."""
+        """Return the number of rows or queries in a mini-batch."""
         return self.batch or (16 if self.resolved_loss().whole_queries else 256)
 
 
 class Trained(NamedTuple):
-    """What local training gives back."""
+    """The result of local training."""
 
     parameters: Parameters
     steps: int
     loss: float
-    """Mean over the last epoch, each batch measured before its step; not finite when training diverged."""
+    """Mean over the last epoch, each batch measured before its step; not finite if training diverged."""
 
 
 def initial_parameters(
     inputs: int, hidden: Sequence[int], outputs: int, rng: np.random.Generator
 ) -> Parameters:
-    """He-normal weights for the hidden layers, small ones for the last, zero biases."""
+    """Draw He-normal weights for the hidden layers and small ones for the last; biases are zero."""
     sizes = [inputs, *hidden, outputs]
     parameters: Parameters = {}
     for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
@@ -180,10 +179,10 @@ def train_epochs(
     correction: Mapping[str, Array] | None = None,
     observe: Observer | None = None,
 ) -> Trained:
-    """Train from these parameters on (already scaled) data; the given arrays are left alone.
+    """Train from these parameters on (already scaled) data; the given arrays are unchanged.
 
-    `correction` is added to every gradient (SCAFFOLD's c − c_k); `observe(scores, grades)` sees every
-    mini-batch before its step. The optimiser starts fresh.
+    `correction` is added to every gradient (SCAFFOLD's c − c_k); `observe(scores, grades)` is called for
+    every mini-batch before its step. The optimiser starts without state.
     """
     descent = Descent(parameters, config, correction=correction, observe=observe)
     loss = 0.0
@@ -193,7 +192,7 @@ def train_epochs(
 
 
 def network_scores(parameters: Mapping[str, Array], features: Array) -> Array:
-    """The network's outputs for (already scaled) rows: one column per output."""
+    """Return the network's outputs for (already scaled) rows, one column per output."""
     network = _Network(parameters, min(_CHUNK, len(features)))
     scores = np.empty((len(features), network.outputs), np.float32)
     with one_blas_thread():
@@ -203,7 +202,7 @@ def network_scores(parameters: Mapping[str, Array], features: Array) -> Array:
 
 
 class Descent:
-    """Gradient descent on one network; the optimiser's state lives from epoch to epoch."""
+    """Gradient descent on one network; the optimiser's state persists from epoch to epoch."""
 
     def __init__(
         self,
@@ -223,11 +222,11 @@ class Descent:
         self.steps = 0
 
     def parameters(self) -> Parameters:
-        """A copy of the parameters as they stand."""
+        """Return a copy of the current parameters."""
         return self._network.parameters()
 
     def epoch(self, data: Letor, rng: np.random.Generator) -> float:
-        """One pass over the data in random order; returns the mean loss."""
+        """Pass over the data once in random order, and return the mean loss."""
         _check_fits(self._network, self._loss, data)
         total, weight = 0.0, 0
         # A diverging run shows in its loss and parameters; a warning per operation would not help.
@@ -280,7 +279,7 @@ class Descent:
     def _risk_weights(
         self, data: Letor, rows: NDArray[np.int64], scores: Array, offsets: NDArray[np.int64]
     ) -> NDArray[Any]:
-        """What every query of the batch counts, by the feature that is the baseline."""
+        """Return the weight of every query of the batch, by comparison with the baseline's feature."""
         feature = self._config.baseline or 0
         if abs(feature) > data.width:
             raise DataError(
@@ -313,17 +312,17 @@ class _Network:
         self._reserve(rows)
 
     def parameters(self) -> Parameters:
-        """A copy of the parameters, by name."""
+        """Return a copy of the parameters, by name."""
         return {name: view.copy() for name, view in self._views(self.flat).items()}
 
     def gather(self, features: Array, rows: NDArray[np.int64]) -> Array:
-        """The chosen rows, in a buffer that the next call overwrites."""
+        """Return the chosen rows, in a buffer that the next call overwrites."""
         self._reserve(len(rows))
         batch = self._batch[: len(rows)]
         return np.take(features, rows, axis=0, out=batch, mode="clip")  # "clip" spares a second buffer
 
     def forward(self, features: Array) -> Array:
-        """One column of outputs per output, laid out column by column; the next call overwrites them."""
+        """Return one column per output, stored column by column; the next call overwrites them."""
         rows, below = len(features), features
         self._reserve(rows)
         for weight, bias, buffer in zip(self._weights[:-1], self._biases[:-1], self._hidden, strict=True):
@@ -335,7 +334,7 @@ class _Network:
         return outputs.T
 
     def backward(self, features: Array, slope: Array) -> None:
-        """Fill `gradient` from the loss's derivative by the outputs of the last forward pass."""
+        """Fill `gradient` from the derivative of the loss by the outputs of the last forward pass."""
         rows = len(features)
         for layer in reversed(range(len(self._weights))):
             below = self._hidden[layer - 1][:rows] if layer else features
@@ -377,7 +376,7 @@ class _Optimiser:
         self._steps = 0
 
     def step(self, gradient: Array) -> None:
-        """Move the parameters; the gradient is used up."""
+        """Move the parameters; overwrites the gradient."""
         rate, kind = self._config.learning_rate, self._config.optimiser
         self._steps += 1
         if self._config.weight_decay:
@@ -439,7 +438,7 @@ def _blas() -> Any:
 
 
 class _Users:
-    """How many threads of this process want BLAS held to one thread: the setting is the process's."""
+    """Number of threads that need BLAS limited to one thread, which is a setting of the whole process."""
 
     def __init__(self) -> None:
         self.lock, self.count = Lock(), 0
@@ -451,9 +450,9 @@ _USERS = _Users()
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Hold BLAS to one thread: matrices this small lose with two, and results stay the same on any machine.
+    """Limit BLAS to one thread: matrices this small lose with two, and results stay the same on any machine.
 
-    The limit is the process's, so the first to enter sets it and the last to leave restores it.
+    The limit applies to the whole process, so the first to enter sets it and the last to leave restores it.
     """
     with _USERS.lock:
         _USERS.count += 1

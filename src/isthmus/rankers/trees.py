@@ -1,4 +1,4 @@
-"""LambdaMART through LightGBM or XGBoost (extra `trees`): the anchor that networks are measured against."""
+"""LambdaMART through LightGBM or XGBoost (extra `trees`): the reference with which networks are compared."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class LambdaMART(Ranker):
 
     >>> LambdaMART(library="xgboost").fit(train, validation=validation).rank(test)   # doctest: +SKIP
 
-    `options` go to the library as they are and win over what is set here. With validation data it stops
-    `patience` trees after the best nDCG@10 and keeps the trees up to there. One thread by default, so that
-    the same data give the same trees.
+    `options` are passed to the library unchanged and take precedence over the settings here. With validation
+    data, training stops `patience` trees after the best nDCG@10 and keeps the trees up to there. It uses one
+    thread by default, so that the same data give the same trees.
     """
 
     kind: ClassVar[str] = "lambdamart"
@@ -55,14 +55,14 @@ class LambdaMART(Ranker):
         self.options = dict(options)
 
     def fit(self, letor: Letor, *, validation: Letor | None = None) -> Self:
-        """Learn from judged lists; with `validation`, stop where its nDCG@10 is best."""
+        """Train on judged lists; with `validation`, stop at its best nDCG@10."""
         check_trainable(letor)
         train = self._fit_lightgbm if self.library == "lightgbm" else self._fit_xgboost
         self.model_, self.width_ = train(letor, validation), letor.width
         return self
 
     def score(self, letor: Letor) -> Scores:
-        """One score per row, larger is better."""
+        """Return one score per row; larger is better."""
         if not hasattr(self, "model_"):
             raise DataError("this ranker has not been trained", cure="call fit, or load a saved one")
         check_width(letor, self.width_)
@@ -73,7 +73,7 @@ class LambdaMART(Ranker):
         return np.asarray(self.model_.inplace_predict(letor.features), np.float64)
 
     def saved(self) -> Saved:
-        """The library's own text, under our header."""
+        """Return the library's own text, with a header."""
         text = self.model_.model_to_string() if self.library == "lightgbm" else _as_json(self.model_)
         about = {"library_version": tree_library(self.library).__version__, "width": self.width_}
         header = {"kind": self.kind, **{name: getattr(self, name) for name in _SAVED}, **about}
@@ -81,13 +81,13 @@ class LambdaMART(Ranker):
 
     @classmethod
     def from_saved(cls, saved: Saved) -> Self:
-        """The ranker that `saved` came from."""
+        """Restore the ranker from `saved`."""
         header = saved.header
         ranker = cls(**{name: header[name] for name in _SAVED})
         return ranker.with_model(saved.texts[_TEXTS[ranker.library]], int(header["width"]))
 
     def with_model(self, text: str, width: int) -> Self:
-        """A ranker with these parameters and the trees of the library's model text."""
+        """Return a ranker with these settings and the trees of the library's model text."""
         ranker = copy(self)
         library = tree_library(self.library)
         lightgbm = self.library == "lightgbm"
@@ -103,7 +103,7 @@ class LambdaMART(Ranker):
         return ranker
 
     def xgboost_parameters(self) -> dict[str, Any]:
-        """What `xgboost.train` is given, here and in every silo of a federation."""
+        """Return the parameters for `xgboost.train`, here and in every silo of a federation."""
         return {
             "objective": "rank:ndcg",
             "tree_method": "hist",
@@ -157,7 +157,7 @@ class LambdaMART(Ranker):
 
 
 def tree_library(name: str) -> Any:
-    """LightGBM or XGBoost, or a MissingExtra."""
+    """Import LightGBM or XGBoost; MissingExtra if it is not installed."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -165,13 +165,13 @@ def tree_library(name: str) -> Any:
 
 
 def xgboost_matrix(letor: Letor) -> Any:
-    """The table as XGBoost's training matrix, lists included."""
+    """Convert the table, lists included, to XGBoost's training matrix."""
     library = tree_library("xgboost")
     return library.DMatrix(letor.features, label=letor.grades, group=_group_sizes(letor), nthread=1)
 
 
 def check_trainable(letor: Letor) -> None:
-    """LambdaMART needs whole queries, and both libraries need grades 0..31."""
+    """Raise DataError unless queries are whole, for LambdaMART, and grades 0..31, for both libraries."""
     if letor.torn:
         raise DataError(
             "LambdaMART compares the documents of a query, and these queries are torn between silos",

@@ -1,4 +1,4 @@
-"""Everything that is shown: progress and summaries, tables, figures, report pages."""
+"""Everything shown to users: progress and summaries, tables, plots, report pages."""
 
 from isthmus.facade import contents
 

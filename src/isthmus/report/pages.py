@@ -1,4 +1,4 @@
-"""Report pages: one HTML file that needs nothing else, light or dark as the reader has it."""
+"""Report pages: one HTML file that needs nothing else, light or dark by the reader's setting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it: paragraphs, tables and figures, in order."""
+    """A heading with the paragraphs, tables and plots below it, in order."""
 
     heading: str
     parts: tuple[str | Table | Plot, ...]
@@ -34,10 +34,10 @@ class Page:
     sections: tuple[Section, ...]
     lead: str = ""
     brief: bool = False
-    """Meant to be sent on: one page in print, plots beside the text."""
+    """Whether the page is meant to be sent on: one page in print, plots beside the text."""
 
     def html(self) -> str:
-        """The whole page. Texts are escaped; figures are drawn now."""
+        """Return the whole page as HTML. Texts are escaped; plots are drawn now."""
         from markupsafe import Markup
 
         def rendered(part: str | Table | Plot) -> tuple[str, object]:
@@ -60,7 +60,7 @@ class Page:
         return f'<iframe srcdoc="{page}" sandbox style="width: 100%; height: 40em; border: 0"></iframe>'
 
     def markdown(self, picture: Callable[[Plot], str | None] = lambda plot: None) -> str:
-        """The same for a repository; a figure is its caption, under the file that `picture` puts it in."""
+        """Return the page as Markdown; a plot is its caption, below the file that `picture` puts it in."""
         lines = [f"# {self.title}", *([self.lead] if self.lead else [])]
         for section in self.sections:
             lines.append(f"## {section.heading}")
@@ -76,7 +76,7 @@ class Page:
         return "\n\n".join(lines) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page, whole or not at all."""
+        """Write the page atomically."""
         from isthmus.files import write_whole
 
         write_whole(path, self.html().encode())

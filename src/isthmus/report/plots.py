@@ -1,4 +1,4 @@
-"""Figures: drawn by matplotlib when asked for, the same bytes every time, as SVG or PNG."""
+"""Plots: drawn by matplotlib on demand, with the same bytes every time, as SVG or PNG."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure that is not drawn yet: `draw` gets the axes."""
+    """A plot that is drawn later: `draw` receives the axes."""
 
     draw: Callable[[Axes], None]
     caption: str = ""
     size: tuple[float, float] = (6.4, 4.0)
 
     def svg(self) -> str:
-        """The figure as an `<svg>` element, letters as paths, ready to stand in a page."""
+        """Return the plot as an `<svg>` element for a page, with letters as paths."""
         text = self._render("svg").decode()
         return text[text.index("<svg") :]
 
@@ -42,11 +42,11 @@ class Plot:
         return self.svg()
 
     def png(self) -> bytes:
-        """The figure as a PNG."""
+        """Return the plot as a PNG."""
         return self._render("png")
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the figure in the form its name ends in: .svg or .png."""
+        """Write the plot in the format of the file's extension: .svg or .png."""
         from isthmus.files import write_whole
 
         target = Path(path)
@@ -76,7 +76,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: values over x, with a band from low to high where these are given."""
+    """One curve: values over x, with a band from low to high if these are given."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -85,7 +85,7 @@ class Series:
 
 
 def line_plot(lines: Mapping[str, Series], *, x: str, y: str, caption: str = "") -> Plot:
-    """Curves by name over one pair of axes."""
+    """Plot curves, by name, over one pair of axes."""
 
     def draw(axes: Axes) -> None:
         from matplotlib.ticker import MaxNLocator

@@ -32,20 +32,20 @@ class Estimate:
 
 
 LONG_WORD = 24
-"""From so many letters on a word, a path say, is cut before other columns are narrowed to single words."""
+"""Letters from which a word, such as a path, is cut before other columns are narrowed to single words."""
 ROWS, COLUMNS = 20, 12
-"""How much of a table a notebook shows."""
+"""Largest numbers of rows and columns of a table that a notebook shows."""
 
 
 class Tabular:
-    """What a notebook shows as a table and other libraries read; a subclass says how with `to_arrow`."""
+    """Base of values that notebooks show as tables and other libraries read; subclasses define `to_arrow`."""
 
     def to_arrow(self) -> Any:
-        """All rows as a pyarrow.Table."""
+        """Return all rows as a pyarrow.Table."""
         raise NotImplementedError
 
     def to_pandas(self) -> Any:
-        """All rows as a pandas.DataFrame. MissingExtra where pandas, the extra `pandas`, is not installed."""
+        """Return all rows as a pandas.DataFrame; MissingExtra without pandas, the extra `pandas`."""
         check_extra("pandas", "to_pandas()", "pandas")
         return self.to_arrow().to_pandas()
 
@@ -54,9 +54,9 @@ class Tabular:
 
 
 def preview(table: Any, *, title: str = "", rows: int | None = None) -> str:
-    """The first rows and columns of a pyarrow.Table as escaped HTML, and how many there are in all.
+    """Return the first rows and columns of a pyarrow.Table as escaped HTML, with the numbers of all.
 
-    `rows` is their number where the table itself is a part of what there is.
+    `rows` is the number of all rows if the table itself is only a part.
     """
     total = table.num_rows if rows is None else rows
     part = table.slice(0, ROWS).select(range(min(table.num_columns, COLUMNS)))
@@ -90,7 +90,7 @@ _LATEX_SIGNS = re.compile("[" + re.escape("".join(_LATEX)) + "]")
 
 @dataclass(frozen=True)
 class Table(Tabular):
-    """Rows of cells under a header; notes stand below it."""
+    """Rows of cells under a header, with notes below."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -100,7 +100,7 @@ class Table(Tabular):
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Cell]], *, title: str = "", digits: int = 4) -> Table:
-        """A table of records; the columns are the keys in order of first appearance."""
+        """Build a table of records; the columns are the keys in order of first appearance."""
         listed = list(records)
         header = tuple(dict.fromkeys(key for record in listed for key in record))
         rows = tuple(tuple(record.get(key) for key in header) for record in listed)
@@ -110,7 +110,7 @@ class Table(Tabular):
         return self.text()
 
     def text(self, *, bold: bool = False, width: int | None = None) -> str:
-        """Aligned columns for a terminal, in cells folded to `width`; `bold` shows the best cells so."""
+        """Return aligned columns for a terminal, cells wrapped to `width`; `bold` marks the best cells."""
         cells = [self.header, *(tuple(self.plain(cell) for cell in row) for row in self.rows)]
         widths, numeric = _column_widths(cells, width), self._numeric()
         styles = [
@@ -122,7 +122,7 @@ class Table(Tabular):
         return "\n".join([*([self.title, ""] if self.title else ()), *lines, *self._wrapped_notes()])
 
     def markdown(self) -> str:
-        """A GitHub table."""
+        """Return a GitHub table."""
         right = ["---:" if numeric else "---" for numeric in self._numeric()]
         rows = [[_pipes(name) for name in self.header], right]
         rows += [[_pipes(_starred(self.plain(cell), cell)) for cell in row] for row in self.rows]
@@ -131,7 +131,7 @@ class Table(Tabular):
         return "\n".join([*title, *lines, *(part for note in self.notes for part in ("", note))])
 
     def latex(self) -> str:
-        """A `table` environment; needs the package booktabs."""
+        """Return a `table` environment; it needs the package booktabs."""
         columns = "".join("r" if numeric else "l" for numeric in self._numeric())
         header = " & ".join(_tex(name) for name in self.header)
         body = [" & ".join(self._tex_cell(cell) for cell in row) + r" \\" for row in self.rows]
@@ -142,7 +142,7 @@ class Table(Tabular):
         return "\n".join([*lines, r"\end{table}"])
 
     def html(self) -> str:
-        """A `<table>` without style of its own, escaped."""
+        """Return an escaped `<table>` without style of its own."""
         kinds = ["number" if numeric else "word" for numeric in self._numeric()]
         caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
         head = "".join(
@@ -162,7 +162,7 @@ class Table(Tabular):
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>{notes}"
 
     def to_arrow(self) -> Any:
-        """All rows as a pyarrow.Table; an interval has columns of its own, `… low` and `… high`."""
+        """Return all rows as a pyarrow.Table; an interval has columns of its own, `… low` and `… high`."""
         import pyarrow as pa
 
         columns: dict[str, list[Any]] = {}
@@ -181,7 +181,7 @@ class Table(Tabular):
         return replace(self, rows=self.rows[:ROWS], notes=(*note, *self.notes)).html()
 
     def _numeric(self) -> list[bool]:
-        """Which columns hold numbers (and nothing but numbers)."""
+        """Return which columns hold numbers (and nothing but numbers)."""
         columns = [[row[at] for row in self.rows] for at in range(len(self.header))]
         return [
             any(cell is not None for cell in column) and not any(isinstance(cell, str) for cell in column)
@@ -198,7 +198,7 @@ class Table(Tabular):
         return f" [{cell.low:.{digits}f} {cell.high:.{digits}f}]"
 
     def plain(self, cell: Cell) -> str:
-        """A cell as text."""
+        """Return a cell as text."""
         if cell is None:
             return "–"
         if isinstance(cell, Estimate):
@@ -228,7 +228,7 @@ class Table(Tabular):
 
 
 def _column_widths(cells: Sequence[Sequence[str]], limit: int | None) -> list[int]:
-    """What every column needs; where that is more than the limit, the widest are folded first.
+    """Return the width of every column; if their sum is above the limit, the widest are wrapped first.
 
     An interval in brackets stays whole, as do words that are not long, unless there is no other way.
     """
@@ -245,7 +245,7 @@ def _column_widths(cells: Sequence[Sequence[str]], limit: int | None) -> list[in
 
 
 def _tight(column: Sequence[str], width: int) -> int:
-    """The least width that needs no more lines than this one, so that cells of a kind are folded alike."""
+    """Return the least width that needs no more lines than this one, so that cells of a kind wrap alike."""
     most = max(len(_folded(cell, width)) for cell in column)
     least = max((len(word) for cell in column for word in cell.split()), default=1)
     while width > least and max(len(_folded(cell, width - 1)) for cell in column) == most > 1:
@@ -258,7 +258,7 @@ def _words(cell: str) -> list[str]:
 
 
 def _folded(cell: str, width: int) -> list[str]:
-    """The cell in lines of at most this width; brackets and words that are longer are cut."""
+    """Wrap the cell into lines of at most this width; brackets and words that are longer are cut."""
     if len(cell) <= width:
         return [cell]
     lines = [""]
@@ -304,4 +304,4 @@ FORMS: dict[str, Callable[[Table], str]] = {
     "latex": Table.latex,
     "html": Table.html,
 }
-"""The ways to show a table, by name."""
+"""Renderers of a table, by name."""

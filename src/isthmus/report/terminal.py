@@ -1,8 +1,8 @@
-"""Talk while work goes on: progress bars and the closing summary, all on stderr.
+"""Messages during work: progress bars and the closing summary, all on stderr.
 
-stdout is data only. A bar appears when stderr is a terminal and the work has lasted two seconds; a bar
-opened while another is shown is drawn below it. Where stderr is a file, a line at times takes the bar's
-place: from the command line (`show_lines`), or where work of hours asks for `lines`.
+stdout is data only. A bar appears when stderr is a terminal and the work has lasted two seconds; a bar opened
+while another is shown is drawn below it. If stderr is a file, a line is printed from time to time instead:
+from the command line (`show_lines`), or for work of hours that asks for `lines`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ T = TypeVar("T")
 PATIENCE = 2.0
 """Seconds of work before a bar appears."""
 PAUSE = 20.0
-"""Seconds between two lines where stderr is no terminal."""
+"""Seconds between two lines if stderr is no terminal."""
 WIDTH = 80
-"""Columns of a terminal."""
+"""Columns of a summary."""
 
 _lines = False  # whether lines take the place of bars where stderr is no terminal
 _display: Bars | None = None  # all bars of the process stand in one display, while there are any
@@ -35,13 +35,13 @@ _lock = threading.RLock()
 
 
 def show_lines(wanted: bool) -> None:
-    """Whether lines take the place of bars where stderr is no terminal, unless a bar says otherwise."""
+    """Set whether lines replace bars if stderr is no terminal; a bar's own `lines` takes precedence."""
     global _lines
     _lines = wanted
 
 
 def progress(items: Iterable[T], *, total: int | None = None, label: str) -> Iterator[T]:
-    """The same items, with a bar on stderr while they are worked through."""
+    """Yield the same items, with a bar on stderr during the work."""
     if total is None and isinstance(items, Sized):
         total = len(items)
     with Progress(label, total) as bar:
@@ -51,7 +51,7 @@ def progress(items: Iterable[T], *, total: int | None = None, label: str) -> Ite
 
 
 class Progress:
-    """A bar that is moved by hand.
+    """A bar that is advanced by hand.
 
     >>> with Progress("training", 3) as bar:
     ...     for _ in range(3):
@@ -82,7 +82,7 @@ class Progress:
         self._timer.start()
 
     def _say(self) -> None:
-        """How far it is, on a line of its own, and again after a pause; runs in the timer's thread."""
+        """Print the progress on a line of its own, and again after a pause; runs in the timer's thread."""
         with _lock:
             if self._timer is None:  # closed in the meantime
                 return
@@ -97,7 +97,7 @@ class Progress:
             self._start(PAUSE, self._say)
 
     def advance(self, steps: int = 1, *, note: str | None = None) -> None:
-        """Some steps are done; the note stands beside the bar until the next one."""
+        """Count some steps as done; the note stays beside the bar until the next one."""
         with _lock:
             self._done += steps
             self._note = self._note if note is None else note
@@ -120,7 +120,7 @@ class Progress:
                     _display = None
 
     def _appear(self) -> None:
-        """Draw the bar, below those that are there; runs in the timer's thread."""
+        """Draw the bar below existing ones; runs in the timer's thread."""
         global _display
         with _lock:
             if self._timer is None:  # closed in the meantime
@@ -137,7 +137,7 @@ def _minutes(seconds: float) -> str:
 
 
 def summary(title: str, facts: Mapping[str, object], *, wrote: Iterable[str | PathLike[str]] = ()) -> None:
-    """The closing box of a long command, on stderr: what came out, in 80 columns, and paths."""
+    """Print the closing box of a long command on stderr: results, wrapped to 80 columns, and paths."""
     column = max(map(len, (*facts, "wrote")))
     fill = textwrap.TextWrapper(max(WIDTH - column - 7, 20), break_long_words=False, break_on_hyphens=False)
     lines = [

@@ -1,9 +1,9 @@
-"""Measures of rounds for trackers of experiments: TensorBoard's event files, and MLflow where installed.
+"""Experiment trackers for the measures of rounds: TensorBoard's event files, and MLflow if installed.
 
     with tracking([TensorBoard("tb")], "first", {"seed": 0}) as tracked:
         tracked.record(1, {"validation/nDCG@10": 0.41, "weight/north": 0.6})
 
-A step is a whole round. A run that is begun again under its name takes the place of the one before.
+A step is a whole round. A run that is begun again under its name replaces the one before.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from typing import Any, Protocol
 from isthmus.errors import ConfigError
 
 _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
-"""What MLflow's names of measures may not have."""
+"""Characters that MLflow does not allow in the names of measures."""
 MLFLOW_LONGEST = 500
-"""Characters of a parameter's value in MLflow."""
+"""Largest number of characters of a parameter's value in MLflow."""
 
 
 class Tracker(Protocol):
-    """Where measures go."""
+    """Receiver of the measures of a run."""
 
     def begin(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Begin a run."""
 
     def record(self, step: int, measures: Mapping[str, float]) -> None:
-        """Note the measures of one step."""
+        """Record the measures of one step."""
 
     def end(self, files: Iterable[Path], *, failed: bool) -> None:
-        """End the run; `files` are what it made."""
+        """End the run; `files` are its results."""
 
 
 @dataclass
 class Tracked:
-    """A run that trackers follow: steps once each, and the files that it made."""
+    """A run that trackers record: each step once, and the files of the run."""
 
     trackers: Sequence[Tracker]
     last: int = 0
@@ -53,7 +53,7 @@ class Tracked:
     files: list[Path] = field(default_factory=list)
 
     def record(self, step: int, measures: Mapping[str, float | None]) -> None:
-        """Note what is a finite number of a step's measures."""
+        """Record those of a step's measures that are finite numbers."""
         finite = {
             name: float(value)
             for name, value in measures.items()
@@ -66,7 +66,7 @@ class Tracked:
 
 @contextmanager
 def tracking(trackers: Sequence[Tracker], name: str, parameters: Mapping[str, Any]) -> Iterator[Tracked]:
-    """A run under a name that trackers follow; one that raises has failed."""
+    """Yield a run under a name that trackers record; a run that raises has failed."""
     tracked = Tracked(trackers)
     for tracker in trackers:
         tracker.begin(name, parameters)
@@ -80,11 +80,11 @@ def tracking(trackers: Sequence[Tracker], name: str, parameters: Mapping[str, An
 
 
 class TensorBoard:
-    """Event files in a folder a run, as `tensorboard --logdir` reads them.
+    """Event files for `tensorboard --logdir`, one folder per run.
 
     A file is records in TensorFlow's frames (length, masked CRC-32C of it, data, masked CRC-32C of that),
-    each an `Event` in protobuf's encoding; the first names the format, the second has readers forget steps of
-    a run before.
+    each an `Event` in protobuf's encoding. The first record names the format; the second makes readers forget
+    steps of an earlier run.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -121,7 +121,7 @@ def _varint(number: int) -> bytes:
 
 
 def _bytes(field_number: int, content: bytes) -> bytes:
-    """A field of protobuf's wire type 2."""
+    """Encode a field of protobuf's wire type 2."""
     return bytes([field_number << 3 | 2]) + _varint(len(content)) + content
 
 
@@ -136,7 +136,7 @@ _CRC = tuple(_table())
 
 
 def _checksum(content: bytes) -> bytes:
-    """CRC-32C, rotated and shifted as TensorFlow does."""
+    """Return the CRC-32C, rotated and shifted as in TensorFlow."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc = crc >> 8 ^ _CRC[(crc ^ byte) & 0xFF]
@@ -145,7 +145,7 @@ def _checksum(content: bytes) -> bytes:
 
 
 class MLflow:
-    """A run of MLflow, where MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say."""
+    """A run of MLflow, at the place that MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME name."""
 
     def __init__(self) -> None:
         try:
@@ -169,7 +169,7 @@ class MLflow:
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of tables in tables, by names with dots."""
+    """Yield the values of nested tables, under dotted names."""
     for name, value in table.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{name}.")

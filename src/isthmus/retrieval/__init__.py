@@ -1,4 +1,4 @@
-"""Retrievers: anything with `search(queries, k) -> Run`, so a fused or a remote one is a retriever too."""
+"""Retrievers: anything with `search(queries, k) -> Run`, so that fused and remote ones are retrievers too."""
 
 from isthmus.facade import contents
 

@@ -1,4 +1,4 @@
-"""Dense retrieval: nearest unit vectors, exactly, by blocked matrix products.
+"""Dense retrieval: nearest unit vectors, exactly, by blocked matrix products; reranking by a cross-encoder.
 
 >>> from isthmus.encoders import Lsa
 >>> from isthmus.tables import Documents, Queries
@@ -9,8 +9,7 @@
 Run 'dense': 1 query, 1 row
   q1  d2 1
 
-A cross-encoder over the first hits of another retriever: one more list of scores, for a fuser to weigh.
-
+`Reranked` scores the first hits of another retriever by a cross-encoder: one more list for a fuser to weigh.
 As the last stage it lowers nDCG@10 on some collections, so its list is not meant to be shown as it is.
 """
 
@@ -38,8 +37,8 @@ _BLOCK = 256  # queries per matrix product: a block of scores over 40,000 docume
 class Dense:
     """Cosine similarity of encoded texts.
 
-    With `score="inverse_distance"` the score is 1/(‖q − d‖² + 1e-9), as the rank-fusion paper's code
-    has it: the same order, another shape.
+    With `score="inverse_distance"` the score is 1/(‖q − d‖² + 1e-9), as in the rank-fusion paper's code:
+    the same order on another scale.
     """
 
     encoder: Encoder
@@ -61,7 +60,7 @@ class Dense:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DenseIndex:
-    """Encoded documents; rows are in descending order of id, which is how ties are broken."""
+    """Encoded documents; rows are in descending order of id, which breaks ties."""
 
     settings: Dense
     documents: Ids
@@ -71,9 +70,10 @@ class DenseIndex:
         return len(self.documents)
 
     def search(self, queries: Queries, k: int) -> Run:
-        """The k nearest documents of every query, without the one a query was made from.
+        """The k nearest documents of every query, except the document that the query was made from.
 
-        A text without any known word has no direction: it gets an empty list, and is never a hit.
+        A text without any known word has no direction: as a query it gets an empty list, as a document it is
+        never a hit.
         """
         check_depth(k)
         check_unique(queries.ids, "query")
@@ -88,7 +88,7 @@ class DenseIndex:
         return collect(queries.ids, self.documents, lists, self.settings.name)
 
     def _everything(self, vectors: Vectors) -> Iterator[tuple[IntArray, Vectors]]:
-        """For every query all rows and their cosines; −inf for a text without direction."""
+        """For every query, all rows and their cosines; −inf for a text without direction."""
         rows = np.arange(len(self))
         silent = ~self.vectors.any(axis=1)
         for start in range(0, len(vectors), _BLOCK):
@@ -103,23 +103,23 @@ class DenseIndex:
 
 
 def shaped(cosines: FloatArray, score: Score) -> FloatArray:
-    """Cosines as they are, or 1/(squared distance of the unit vectors + 1e-9)."""
+    """Cosines unchanged, or 1/(squared distance of the unit vectors + 1e-9)."""
     return cosines if score == "cosine" else 1 / (2 - 2 * cosines + 1e-9)
 
 
 def _cosines(left: Vectors, right: Vectors) -> Vectors:
-    """Products of unit vectors; what rounding put beyond 1 ties with 1, in the order as in every score."""
+    """Products of unit vectors, clipped to −1…1: values that rounding put beyond 1 are ties."""
     products: Vectors = left @ right
     return np.clip(products, -1, 1, out=products)
 
 
 FIRST = 20
-"""Hits that a cross-encoder reads: a pair costs about as much as encoding a document."""
+"""Number of hits that a cross-encoder scores: a pair costs about as much as encoding a document."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reranked:
-    """The first hits of a retriever, by the score that a cross-encoder gives to query and document."""
+    """The first hits of a retriever, scored by a cross-encoder that reads query and document together."""
 
     retriever: Retriever
     documents: Documents
@@ -128,7 +128,8 @@ class Reranked:
     name: str = "cross"
 
     def search(self, queries: Queries, k: int) -> Run:
-        """At most `k` and at most `first` documents of every query."""
+        """At most `k` and at most `first` documents of every query, in the order of the cross-encoder's
+        scores."""
         text_of = dict(zip(self.documents.ids, self.documents.texts, strict=True))
         query_of = dict(zip(queries.ids, queries.texts, strict=True))
         hits = self.retriever.search(queries, min(k, self.first))

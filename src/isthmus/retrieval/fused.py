@@ -1,4 +1,4 @@
-"""Several retrievers as one: what they find for a query is fused, and the result is a retriever too."""
+"""Several retrievers as one: their results for a query are fused, and the whole is a retriever too."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Fused:
         check_depth(self.depth)
 
     def runs(self, queries: Queries) -> list[Run]:
-        """What each retriever finds, down to the depth: what a fuser learns from."""
+        """The run of each retriever, down to `depth`, as needed to fit a fuser."""
         return [
             retriever.search(queries, self.depth).named(name) for name, retriever in self.retrievers.items()
         ]
 
     def search(self, queries: Queries, k: int) -> Run:
-        """The best k documents of every query among those that any retriever found."""
+        """The best k documents of every query among those that any retriever returned."""
         from isthmus.fusion import fuse
 
         check_depth(k)

@@ -1,6 +1,4 @@
-"""What a retriever is, and what all of them do alike.
-
-BM25 over the words of documents, with statistics that silos can add up.
+"""The retriever interface, what all retrievers share, and BM25 with statistics that silos can add up.
 
 >>> from isthmus.tables import Documents, Queries
 >>> import numpy as np
@@ -44,7 +42,7 @@ def best_rows(scores: NDArray[np.floating[Any]], k: int, *, above: float = 0.0) 
 
 
 def rows_of(documents: Ids, wanted: Sequence[str | None]) -> IntArray:
-    """Where these documents stand; -1 for None and for a document that is not there."""
+    """The positions of the wanted documents; -1 for None and for documents that are not there."""
     row_of = {document: row for row, document in enumerate(documents.tolist())}
     return np.array([-1 if name is None else row_of.get(name, -1) for name in wanted], dtype=np.int64)
 
@@ -52,7 +50,8 @@ def rows_of(documents: Ids, wanted: Sequence[str | None]) -> IntArray:
 def collect(
     queries: tuple[str, ...], documents: Ids, lists: Sequence[tuple[IntArray, FloatArray]], name: str
 ) -> Run:
-    """A run of these lists, each (rows of `documents`, their scores) in trec_eval's order already."""
+    """Build a run from one list per query, each (rows of `documents`, their scores) already in trec_eval's
+    order."""
     offsets = np.cumsum([0, *(len(rows) for rows, _ in lists)])
     rows = np.concatenate([np.empty(0, dtype=np.int64), *(rows for rows, _ in lists)])
     scores = np.concatenate([np.empty(0), *(scores for _, scores in lists)])
@@ -60,13 +59,13 @@ def collect(
 
 
 def check_depth(k: int) -> None:
-    """At least one document must be asked for."""
+    """Raise a ConfigError unless at least one document is requested."""
     if k < 1:
         raise ConfigError(f"k = {k}: ask for at least one document", key="k", value=k)
 
 
 def check_unique(ids: Sequence[str], kind: str) -> None:
-    """No id may stand for two things."""
+    """Raise a DataError if an id occurs twice."""
     seen: set[str] = set()
     for name in ids:
         if name in seen:
@@ -80,7 +79,7 @@ class BM25:
 
     score(q, d) = Σ_{t ∈ q} ln(1 + (N − df_t + ½)/(df_t + ½)) · tf / (tf + k1·(1 − b + b·|d|/avg|d|))
 
-    A term that a query repeats counts as often as it stands there.
+    A term that occurs several times in a query counts as often.
     """
 
     k1: float = 1.5
@@ -95,10 +94,10 @@ class BM25:
             raise ConfigError(f"b = {self.b} must lie in 0..1", key="b", value=self.b)
 
     def index(self, documents: Documents, *, statistics: Statistics | None = None) -> BM25Index:
-        """An index of these documents.
+        """Build an index of these documents.
 
-        `statistics` are those of a larger collection that the documents are a part of; with the sum of
-        all silos' statistics, every silo scores exactly as one central index would.
+        `statistics` are those of a larger collection that includes the documents; with the sum of all silos'
+        statistics, every silo computes exactly the scores of one central index.
         """
         check_unique(documents.ids, "document")
         names = Ids.of(documents.ids)
@@ -108,7 +107,7 @@ class BM25:
         return BM25Index(self, names[order], tokens.terms, self._weights(tokens, known))
 
     def spread(self, lengths: FloatArray) -> FloatArray:
-        """k1·(1 − b + b·|d|/avg|d|) of documents of these lengths, each over the average."""
+        """k1·(1 − b + b·|d|/avg|d|) for documents, given their lengths divided by the average."""
         return self.k1 * (1 - self.b + self.b * lengths)
 
     @staticmethod
@@ -117,7 +116,8 @@ class BM25:
         return np.asarray(counts / (counts + spread))
 
     def _weights(self, tokens: Tokens, known: Statistics) -> Any:
-        """The score that every term adds to every document it is in: SciPy CSC, documents × terms."""
+        """The contribution of every term to the score of every document that has it: SciPy CSC, documents ×
+        terms."""
         counts = tokens.counts()
         weights = idf(known.counts_of(tokens.terms), known.documents)
         lengths = np.repeat(tokens.lengths, np.diff(counts.indptr)) / known.average_length
@@ -127,7 +127,7 @@ class BM25:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BM25Index:
-    """Documents ready to be searched; rows are in descending order of id, which is how ties are broken."""
+    """An index of documents; rows are in descending order of id, which breaks ties."""
 
     settings: BM25
     documents: Ids
@@ -138,7 +138,7 @@ class BM25Index:
         return len(self.documents)
 
     def search(self, queries: Queries, k: int) -> Run:
-        """The best k documents of every query, without the one a query was made from.
+        """The best k documents of every query, except the document that the query was made from.
 
         A document that shares no term with the query is not listed.
         """
@@ -158,7 +158,7 @@ class BM25Index:
         return collect(queries.ids, self.documents, lists, self.settings.name)
 
     def _score(self, terms: IntArray) -> FloatArray:
-        """The columns of a query's terms, added up in the query's order."""
+        """The sum of the columns of a query's terms, added in the query's order."""
         scores, bounds = np.zeros(len(self)), self.weights.indptr
         for term in terms.tolist():
             column = slice(bounds[term], bounds[term + 1])

@@ -1,8 +1,9 @@
-"""What is known of a collection: its documents, their lengths, and for every term how many have it and how
-often. Statistics of several silos add, and with their sum every silo scores as one index would.
+"""Collection statistics: documents, their lengths, and how many documents have each term and how often.
+Statistics of several silos can be added, and with the sum every silo scores as one index would.
 
-Exact ones count terms by their words. Private ones count in cells that terms are hashed to under a key that
-silos share, and know what their noise cost (`epsilon`, and the draw in `about`): see `private.totals`.
+Exact ones count terms by their words. Private ones count in cells, to which terms are hashed under a key
+that silos share, and record the cost of their noise (`epsilon`, and the draw in `about`): see
+`private.totals`.
 
 >>> from isthmus.text import tokenise
 >>> both = Statistics.of(tokenise(["red apple"])) + Statistics.of(tokenise(["red pear", "pear"]))
@@ -31,34 +32,34 @@ from isthmus.tables import Bundle, Declared
 from isthmus.text import Tokens
 
 TEXT, TIMES = "text.having", "text.standing"
-"""Documents that have a term in their text, title and body together, which is what BM25 reads; and times it
-stands there."""
+"""Table names: documents that have a term in title and body together, which BM25 uses; and its occurrences
+there."""
 FIELD_TABLES = ("title.having", "title.standing", "body.having", "body.standing")
-"""The same of single fields: what a ranker's features read."""
+"""The same tables for single fields, which a ranker's features use."""
 
 NO_TERMS = Ids.of(())
 MOST_BYTES = 1 << 28
-"""Of a message unpacked."""
+"""Maximum bytes of an unpacked message."""
 MOST_TERMS = 1 << 21
-"""Of one silo, or cells; a sum has twice as many at most."""
+"""Maximum number of terms or cells of one silo; a sum may have twice as many."""
 MOST_DOCUMENTS, MOST_TOKENS = 10**8, 10**12
-"""Of one silo; a sum has as many times more as it has silos."""
+"""Maximum numbers of one silo; a sum may have as many times more as it has silos."""
 MOST_SILOS, MOST_UNIT, LONGEST_NAME = 1_000, 1 << 10, 100
 MOST_REMEMBERED = 1 << 12
-"""Words of queries whose cells are remembered."""
+"""Maximum number of query words whose cells are cached."""
 NOISE = 160.0
-"""A cell's noise is more than this over ε in one of 10¹⁷ draws, and more rarely in the table of the text."""
+"""A cell's noise exceeds NOISE/ε in one of 10¹⁷ draws, and more rarely in the table of the text."""
 
 
 def idf(having: ArrayLike, documents: float) -> FloatArray:
-    """ln(1 + (N − df + ½)/(df + ½)), BM25's weight of a term that so many of N documents have."""
+    """ln(1 + (N − df + ½)/(df + ½)), BM25's weight of a term that `having` (df) of N documents have."""
     known = np.minimum(np.maximum(having, 0), documents)  # np.clip takes thrice the time for a few words
     weights: FloatArray = np.log1p((documents - known + 0.5) / (known + 0.5))
     return weights
 
 
 class Hashing(Protocol):
-    """The cells of terms under a key, and a name of both that does not tell the key."""
+    """A hash from terms to cells under a key, and a public name of both that does not reveal the key."""
 
     @property
     def size(self) -> int: ...
@@ -79,7 +80,8 @@ class StatisticsFile(Bundle):
 
     @classmethod
     def check(cls, header: Mapping[str, Any], declared: Mapping[str, Declared]) -> None:
-        """One column of whole numbers a table, all of the same length."""
+        """Check that every table is one column of whole numbers, and all have the same length. Raises a
+        DataError otherwise."""
         if set(declared) not in ({TEXT}, {TEXT, *FIELD_TABLES}):
             raise DataError("has other tables than statistics have")
         length = declared[TEXT].shape
@@ -92,12 +94,12 @@ class StatisticsFile(Bundle):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Statistics:
-    """Tables of one count a term, or of one count a cell.
+    """Tables with one count per term, or one count per hashed cell.
 
-    `lengths` are the terms of all documents together, by field. `hashing` names the cells, if there are any;
-    those of different hash keys do not mix, and nothing tells the key. `analysis` names how texts became
-    terms; those of different analyses do not mix either. A count of 1 is told as `unit`. Where the key is
-    known, `family` may have it, and `rates` those of the noise on tables that nobody has read yet.
+    `lengths` are numbers of terms over all documents, by field. `hashing` names the hash of the cells, if
+    any, without revealing the key, and `analysis` the analysis of texts into terms; statistics can only be
+    added if they agree in both. Counts are stored multiplied by `unit`. `family` is the hash family, if the
+    key is known, and `rates` those of the noise in tables that have not been denoised yet.
     """
 
     documents: int
@@ -115,7 +117,7 @@ class Statistics:
 
     @classmethod
     def of(cls, tokens: Tokens) -> Statistics:
-        """Counted from documents themselves, of one field or of a whole text."""
+        """Count the terms of documents, of one field or of a whole text."""
         size = len(tokens.terms.vocabulary)
         having = np.bincount(tokens.counts().indices, minlength=size)
         times = np.bincount(tokens.terms.codes, minlength=size)
@@ -125,30 +127,30 @@ class Statistics:
 
     @property
     def form(self) -> Literal["exact", "cells", "private"]:
-        """`exact` counts terms by their words; `private` counts in cells, with noise that was paid for; what
-        has cells but no such noise is `cells`, and does not leave its silo."""
+        """`exact` counts terms by their words; `private` counts in cells with noise that was charged; `cells`
+        are cells without such noise, which must not leave their silo."""
         if not self.hashing:
             return "exact"
         return "cells" if self.epsilon is None or np.isinf(self.epsilon) else "private"
 
     @property
     def words(self) -> list[str]:
-        """The terms of exact ones, in order."""
+        """The terms of exact statistics, in order."""
         return self.terms.tolist()
 
     @property
     def length(self) -> int:
-        """Terms of all documents and fields."""
+        """Number of terms of all documents and fields."""
         return sum(self.lengths.values())
 
     @property
     def average_length(self) -> float:
-        """Terms per document; 1 where there are none."""
+        """Terms per document; 1 if there are none."""
         return self.length / self.documents if self.length and self.documents else 1.0
 
     @cached_property
     def version(self) -> str:
-        """Changes whenever a score would."""
+        """A hash that changes whenever a score would."""
         digest = hashlib.sha256(
             repr((self.form, self.unit, self.documents, sorted(self.lengths.items()))).encode()
         )
@@ -159,7 +161,7 @@ class Statistics:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Analysis, unit, hashing, fields and noise; only statistics with equal ones can be added."""
+        """Analysis, unit, hashing, fields and noise; statistics can only be added if these are equal."""
         noise = self.epsilon is None, sorted(self.rates)
         return self.analysis, self.unit, self.hashing, sorted(self.lengths), sorted(self.tables), *noise
 
@@ -168,7 +170,7 @@ class Statistics:
         return {word: at for at, word in enumerate(self.words)}
 
     def counts(self, table: str, words: Sequence[str], family: Hashing | None = None) -> FloatArray:
-        """One table's counts of some words, 0 at least; noised ones need the federation's hash family."""
+        """One table's counts of some words, at least 0; private ones need the federation's hash family."""
         column = self.tables[table]
         if self.form == "exact":
             places = [self._place.get(word, -1) for word in words]
@@ -184,12 +186,12 @@ class Statistics:
 
     @cached_property
     def _cell_of(self) -> dict[str, int]:
-        """Cells of words that were asked for, under the one key that is accepted."""
+        """A cache of the cells of queried words, under the only key that is accepted."""
         return {}
 
     def counts_of(self, words: Ids, table: str = TEXT) -> NDArray[Any]:
-        """One table's counts of every word of a vocabulary; those of cells with whatever noise is on them,
-        and with `family` only."""
+        """One table's counts of every word of a vocabulary. Counts in cells include any noise, and need
+        `family`."""
         if self.form == "exact":
             return np.append(self.tables[table], 0)[words.translation(self.terms)]
         if self.family is None:
@@ -202,7 +204,8 @@ class Statistics:
         return counts if self.unit == 1 else counts / self.unit
 
     def _cells(self, words: Ids, family: Hashing | None) -> IntArray:
-        """The cell of every word of a vocabulary, under the key that these statistics are of."""
+        """The cell of every word of a vocabulary. Raises a ProtocolError for another key than these
+        statistics have."""
         family = self._check_family(family)
         cells: IntArray = family.of_vocabulary(words).cells[0]
         return cells
@@ -213,8 +216,8 @@ class Statistics:
         return family
 
     def __add__(self, other: Statistics) -> Statistics:
-        """The statistics of both. ε is the least of the parts', by which the noise of each is bounded; a sum
-        is no draw of noise and has none in `about`."""
+        """The statistics of both. ε is the smaller one, which bounds the noise of each part; `about` is
+        empty, since a sum is not a draw of noise."""
         if self.kind != other.kind:
             raise ProtocolError("statistics of different forms, hash keys, analyses or tables do not add up")
         terms, tables = self._added(other)
@@ -246,7 +249,7 @@ class Statistics:
         return f"Statistics: {self.documents:,} documents of {self.average_length:.4g} terms, {size}"
 
     def to_bytes(self) -> bytes:
-        """For the wire and for the disk; cells without noise are a PrivacyError."""
+        """Serialise for the network or the disk. Raises a PrivacyError for cells without noise."""
         if self.form == "cells":
             raise PrivacyError(
                 "cells without noise do not leave a silo (noise them first, or send exact ones)"
@@ -270,7 +273,8 @@ class Statistics:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, most: int = MOST_BYTES) -> Statistics:
-        """What `to_bytes` wrote; anything else is a ProtocolError. It unpacks to `most` bytes."""
+        """Read the output of `to_bytes`, at most `most` bytes unpacked. Raises a ProtocolError for anything
+        else."""
         statistics = StatisticsFile.receive(data, cls._parsed, most=most)
         statistics.check()
         return statistics
@@ -300,9 +304,9 @@ class Statistics:
         )
 
     def check(self) -> None:
-        """Raise a ProtocolError unless every number is one that some collection could have.
+        """Raise a ProtocolError unless every number is possible for some collection.
 
-        What adds up of silos that pass, passes too, as long as it has no more terms than a sum may have.
+        A sum of statistics that pass also passes, unless it has more terms than a sum may have.
         """
         silos, tokens = len(self.silos), self.length
         sizes = {len(table) for table in self.tables.values()}
@@ -328,12 +332,13 @@ class Statistics:
             raise ProtocolError("collection statistics with fewer terms than documents that have them")
 
     def _has_lengths(self) -> bool:
-        """Features read the length of both fields; what has no tables of fields may leave one out."""
+        """Whether the lengths of both fields are there, which features need; without tables of fields one is
+        enough."""
         known = set(self.lengths) <= {"title", "body"} and bool(self.lengths)
         return known and (len(self.lengths) == 2 or set(self.tables) == {TEXT})
 
     def _highest(self, table: str) -> float:
-        """The largest count there can be: documents or terms; a cell has those of many terms, and noise."""
+        """The largest possible count, of documents or terms; a cell sums those of many terms, and noise."""
         field_name, _, counted = table.partition(".")
         tokens = self.lengths.get(field_name, self.length)
         if self.form == "exact":
@@ -343,7 +348,7 @@ class Statistics:
 
 
 def summed(parts: Iterable[Statistics]) -> Statistics:
-    """The statistics of all silos together."""
+    """The sum of all silos' statistics. Raises a ProtocolError for none."""
     every = list(parts)
     if not every:
         raise ProtocolError("no statistics to add up")
@@ -351,17 +356,17 @@ def summed(parts: Iterable[Statistics]) -> Statistics:
 
 
 def _added_rate(first: float, second: float) -> float:
-    """The rate of the two-sided geometric noise that has the variance of two such noises together.
+    """The rate of the two-sided geometric noise whose variance is the sum of the two noises' variances.
 
-    A rate r has the variance 1/(cosh(r) − 1).
+    Noise of rate r has the variance 1/(cosh(r) − 1).
     """
     variance = sum(1 / (np.cosh(min(rate, 700.0)) - 1) for rate in (first, second) if np.isfinite(rate))
     return float(np.arccosh(1 + 1 / variance)) if variance else np.inf
 
 
 def posterior_means(noisy: NDArray[Any], prior: FloatArray, rate: float) -> FloatArray:
-    """E[x | x + noise] for two-sided geometric noise of this rate, where x is 0, 1, … with the chances in
-    `prior`: one row for all values, or one for each."""
+    """E[x | x + noise] for two-sided geometric noise of this rate, where x is 0, 1, … with the probabilities
+    in `prior`: one row for all values, or one row per value."""
     x = np.arange(prior.shape[-1])
     weight = np.log(prior) - rate * np.abs(noisy[:, None] - x)
     weight = np.exp(weight - weight.max(axis=1, keepdims=True))
@@ -370,7 +375,8 @@ def posterior_means(noisy: NDArray[Any], prior: FloatArray, rate: float) -> Floa
 
 
 def _whole(number: object) -> int:
-    """A count: no truth, no fraction, no text, not negative, and of a size that arithmetic takes."""
+    """Check a count: an int, not a bool, not negative, and small enough for the arithmetic. Raises a
+    ValueError."""
     if type(number) is not int or not 0 <= number <= MOST_SILOS * MOST_TOKENS:
         raise ValueError("a count that is none")
     return number

@@ -1,4 +1,4 @@
-"""The tables everything travels in: rankings, judgements, feature rows, corpora."""
+"""The tables that all parts exchange: rankings, judgements, feature rows, corpora."""
 
 from isthmus.facade import contents
 

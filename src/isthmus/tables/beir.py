@@ -4,16 +4,15 @@
     queries.jsonl    {"_id": "q1", "text": "…"}
     qrels/train.tsv, qrels/dev.tsv, qrels/test.tsv     query-id  corpus-id  score
 
-A title may be missing or null; ids may be whole numbers and become text. A query belongs to the split
-whose file judges it (`dev` is validation); queries that nobody judged are left out, as BEIR's own loader
-does. A query judged in two splits, a judged query without a text, an id twice or with white space, and a
-line that is not such an object are a DataError. A judged document need not be in the corpus: trec_eval
-counts it too. Any file may be compressed (`corpus.jsonl.gz`). Silos, which BEIR does not know, go into
-`metadata`.
+A title may be missing or null; ids may be whole numbers and become text. A query belongs to the split whose
+file judges it (`dev` is validation); unjudged queries are left out, as BEIR's own loader does. A query
+judged in two splits, a judged query without a text, an id twice or with white space, and a line that is not
+such an object are a DataError. A judged document need not be in the corpus: trec_eval counts it too. Any
+file may be compressed (`corpus.jsonl.gz`). Silos, which BEIR does not have, are in `metadata`.
 
-Query texts alone, to be asked of a collection that somebody else holds, are such a `.jsonl` file, or
-`qid <TAB> text` as TREC's topics are handed out. An id twice, an id with white space, and a line without a
-tab or without a text are a DataError.
+Query texts alone, for a collection held elsewhere, are such a `.jsonl` file, or lines of `qid <TAB> text`
+like TREC's topics. An id twice, an id with white space, and a line without a tab or without a text are a
+DataError.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _NO_SILO = "all"
 
 
 def read_corpus_beir(folder: str | os.PathLike[str], *, name: str | None = None) -> Corpus:
-    """Read a BEIR folder; the corpus is called like the folder unless another name is given."""
+    """Read a BEIR folder; the corpus is named after the folder unless another name is given."""
     root = Path(folder)
     documents = list(records(_file(root, "corpus.jsonl")))
     texts = {record.id: record for record in records(_file(root, "queries.jsonl"))}
@@ -111,7 +110,7 @@ class _Record:
     silo: str
     own: str | None
     metadata: Mapping[str, Any]
-    """What else the line says of it."""
+    """All fields of the line and of its metadata."""
 
 
 def _file(root: Path, name: str) -> Path:
@@ -120,7 +119,8 @@ def _file(root: Path, name: str) -> Path:
 
 
 def records(file: Path) -> Iterator[_Record]:
-    """The lines of a `.jsonl` file, each id once."""
+    """Yield the records of a `.jsonl` file. Raises DataError for an id that occurs twice, and
+    without rows."""
     lines: dict[str, int] = {}
     for block in read_blocks(file):
         for number, line in block.lines():
@@ -135,7 +135,7 @@ def records(file: Path) -> Iterator[_Record]:
 
 
 def _record(block: Block, number: int, line: bytes) -> _Record:
-    """One line of JSON, each of its fields checked."""
+    """Parse one line of JSON and check each of its fields."""
 
     def error(problem: str) -> DataError:
         return block.error(problem, number, line, f"a line is: {_EXAMPLE}")
@@ -172,7 +172,7 @@ def _record(block: Block, number: int, line: bytes) -> _Record:
 
 
 def _judgements(root: Path) -> tuple[dict[str, str], Qrels]:
-    """The split of every judged query, and all judgements together."""
+    """Return the split of every judged query, and all judgements together."""
     parts: list[Qrels] = []
     splits: dict[str, str] = {}
     for split, stem in _FILE_OF_SPLIT.items():
@@ -209,7 +209,7 @@ def _write_judgements(file: Path, qrels: Qrels) -> None:
 
 
 def read_queries(path: str | os.PathLike[str]) -> Queries:
-    """The queries of a file, in one silo and all of the test split."""
+    """Read the queries of a file, all in one silo and in the test split."""
     file = Path(path)
     packed = file.suffix == ".gz"
     kind = file.with_suffix("").suffix if packed else file.suffix

@@ -1,17 +1,18 @@
-"""Reading what somebody else packed: every byte is counted before it is allocated.
+"""Reads packed data from elsewhere, counting every byte before it is allocated, and saves models of every
+kind.
 
-    unpacker = Unpacker(1 << 20)            what one message or file may come to, all its parts together
-    unpacker.json(data)                     counted by what its values take in memory
+    unpacker = Unpacker(1 << 20)            the budget of one message or file, all its parts together
+    unpacker.json(data)                     counted by the memory that its values take
     unpacker.array(stream, size)            an npy file: its declared shape and type must be its size exactly
 
-A small message can declare anything. What it declares is compared with its own size and with the budget
-first; beyond either it is a DataError, and nothing was allocated.
+A small message can declare anything. The declared size is first compared with the message's own size and
+with the budget; if it exceeds either, a DataError is raised before anything is allocated.
 
-Saved models of every kind: one zip of a JSON header, plain arrays and texts. No pickle.
+A saved model is one zip of a JSON header, plain arrays and texts, without pickle:
 
     header.json      {"format": "isthmus ranker", "version": 1, …}
     weight0.npy …    arrays, read with allow_pickle=False
-    model.json …     whatever text the kind names
+    model.json …     texts, with names that the kind chooses
 
 The same model always gives the same bytes, and a file is replaced whole or not at all.
 """
@@ -37,9 +38,9 @@ from isthmus.errors import DataError, ProtocolError
 from isthmus.files import replacing
 
 PLAIN = "biuf"
-"""Kinds of number an array may have; with "U", also text of a fixed width."""
+"""Kinds of number that an array may have; with "U", also text of a fixed width."""
 A_VALUE = 100
-"""Bytes that a list, a mapping or a text of JSON takes at most beside its characters."""
+"""The most bytes that a list, a mapping or a text of JSON takes beside its characters."""
 _CHUNK = 1 << 20
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _END = struct.Struct("<4s4H2LH")
@@ -48,7 +49,7 @@ _LOCATOR, _LONGEST_DIRECTORY = 20, 1 << 20
 
 @dataclass(frozen=True)
 class Declared:
-    """What the header of an npy file says."""
+    """The header of an npy file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -58,19 +59,19 @@ class Declared:
 
 
 class Unpacker:
-    """The bytes that one message or file may still unpack to."""
+    """The budget of bytes to which one message or file may unpack."""
 
     def __init__(self, most: int) -> None:
         self.most, self._left = most, most
 
     def spend(self, size: int) -> None:
-        """Count bytes that are about to be allocated; a DataError where the budget has fewer."""
+        """Count bytes that are about to be allocated. Raises DataError if the budget has fewer left."""
         if size > self._left:
             raise DataError(f"unpacks to more than {self.most:,} bytes")
         self._left -= size
 
     def whole(self, stream: IO[bytes], size: int) -> bytes:
-        """The whole stream, which is to have this size."""
+        """Read the whole stream, which must have this size. Raises DataError if it is shorter."""
         self.spend(size)
         content = stream.read(size)
         if len(content) != size:
@@ -80,13 +81,13 @@ class Unpacker:
     def weigh_json(self, data: bytes) -> None:
         """Count a JSON text that another parser reads.
 
-        An empty list is two characters and sixty bytes: values count, not characters.
+        Values count, not only characters: an empty list is two characters and sixty bytes.
         """
         values = sum(data.count(mark) for mark in (b",", b":", b"[", b"{"))
         self.spend(2 * len(data) + A_VALUE * values)
 
     def json(self, data: bytes) -> Any:
-        """What a JSON text says."""
+        """Parse a JSON text. Raises DataError if it is nested too deeply or exceeds the budget."""
         self.weigh_json(data)
         try:
             return json.loads(data)
@@ -94,7 +95,7 @@ class Unpacker:
             raise DataError("is nested too deeply") from None
 
     def array(self, stream: IO[bytes], size: int, *, kinds: str = PLAIN) -> NDArray[Any]:
-        """The array in an npy file of this size."""
+        """Read the array in an npy file of this size."""
         known = read_declared(stream, size, kinds=kinds)
         self.spend(known.size)
         array = np.empty(math.prod(known.shape), known.dtype)
@@ -108,7 +109,7 @@ class Unpacker:
 
 
 def read_declared(stream: IO[bytes], size: int, *, kinds: str = PLAIN) -> Declared:
-    """The header of an npy file of this size, read up to where the values begin."""
+    """Read the header of an npy file of this size, up to the start of the values."""
     start = stream.tell()
     version = np.lib.format.read_magic(stream)
     if version not in _HEADERS:
@@ -123,10 +124,11 @@ def read_declared(stream: IO[bytes], size: int, *, kinds: str = PLAIN) -> Declar
 
 
 def check_directory(stream: IO[bytes]) -> None:
-    """Refuse a zip whose list of entries is long: `zipfile` would read all of it before anybody can look.
+    """Raise DataError for a zip with a long list of entries: `zipfile` would read all of it before it can be
+    checked.
 
-    What is written here has neither a comment nor more entries than 16 bits can count, so its end record
-    is its last 22 bytes.
+    A file written here has neither a comment nor more entries than 16 bits can count, so its end record is
+    its last 22 bytes.
     """
     size = stream.seek(0, 2)
     stream.seek(max(0, size - _END.size - _LOCATOR))
@@ -147,14 +149,15 @@ _DAMAGED = (
 
 
 OWN = 1 << 40
-"""Bytes for a kind that is only ever read by who wrote it: its collection may have any size."""
+"""Budget in bytes for a kind that only its writer reads, whose collection may have any size."""
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _KINDS = PLAIN + "U"
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a model's file holds; a subclass names what it is and the version it reads and writes."""
+    """The content of a model's file; a subclass names the kind of model and the version that it reads and
+    writes."""
 
     noun: ClassVar[str] = "model"
     version: ClassVar[int] = 1
@@ -166,12 +169,12 @@ class Bundle:
     texts: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, path: str | PathLike[str], *, private: bool = False) -> None:
-        """Write the file atomically; what is `private` only its owner can read."""
+        """Write the file atomically; if `private`, only its owner can read it."""
         with replacing(path, private=private) as stream:
             self._fill(stream)
 
     def to_bytes(self) -> bytes:
-        """The file's content, for somebody who is not at this disk."""
+        """Return the file's content, to be sent elsewhere."""
         content = io.BytesIO()
         self._fill(content)
         return content.getvalue()
@@ -189,16 +192,16 @@ class Bundle:
 
     @classmethod
     def read(cls, path: str | PathLike[str] | io.BytesIO, *, most: int | None = None) -> Self:
-        """Read a file back; anything that is not such a model of the known version is a DataError.
+        """Read a file. Raises DataError unless it is such a model of the known version.
 
-        What comes from elsewhere is a stream. All of it unpacks to `most` bytes, by default those of its
-        kind, and what it declares is checked before it is allocated.
+        Data from elsewhere are passed as a stream. In total they may unpack to `most` bytes, by default
+        those of the kind, and declared sizes are checked before allocation.
         """
         return cls.restore(path, lambda saved: saved, most=most)
 
     @classmethod
     def receive(cls, data: bytes, build: Callable[[Self], T], *, most: int | None = None) -> T:
-        """As `restore`, of bytes that came over the wire; anything else is a ProtocolError."""
+        """As `restore`, for bytes received over the network. Raises ProtocolError for anything else."""
         try:
             return cls.restore(io.BytesIO(data), build, most=most)
         except DataError as error:
@@ -208,7 +211,7 @@ class Bundle:
     def restore(
         cls, path: str | PathLike[str] | io.BytesIO, build: Callable[[Self], T], *, most: int | None = None
     ) -> T:
-        """What `build` makes of the file; that it misses something there is a DataError too."""
+        """Read a file and return `build` of it. Raises DataError also if `build` misses something in it."""
         file = "the message" if isinstance(path, io.BytesIO) else fspath(path)
         try:
             with open(path, "rb") if not isinstance(path, io.BytesIO) else path as stream:
@@ -243,9 +246,9 @@ class Bundle:
 
     @classmethod
     def check(cls, header: Mapping[str, Any], declared: Mapping[str, Declared]) -> None:
-        """Raise a DataError or a ValueError where the arrays are not what a reader of this kind expects.
+        """Raise DataError or ValueError if the arrays are not those that a reader of this kind expects.
 
-        Nothing of them has been read yet.
+        Their values have not been read yet.
         """
 
     @classmethod
@@ -266,7 +269,7 @@ def _read(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo, read: Callable[[IO[by
 
 
 def _add(bundle: zipfile.ZipFile, name: str, content: bytes) -> None:
-    """With zip's earliest date instead of now, so that equal models are equal files."""
+    """Add an entry with zip's earliest date instead of now, so that equal models are equal files."""
     entry = zipfile.ZipInfo(name)
     entry.compress_type = zipfile.ZIP_DEFLATED
     bundle.writestr(entry, content)

@@ -1,12 +1,12 @@
-"""What was parsed once: columns in a file that opens by being mapped into memory. No pickle.
+"""Cache of parsed tables: columns in a file that is opened by mapping it into memory, without pickle.
 
     magic | column | column | … | JSON | length of the JSON | magic
 
-Every column starts at a multiple of 64 bytes; the JSON says where, with its shape, type and checksum, and
-holds whatever else the writer wants to say. A reader finds all of it or nothing (`files.replacing`): two
-writers at once leave one complete file, and a killed one leaves a stray `.part`, which a later writer clears
-away. A file that is cut, garbled or of another version does not open (None), and whoever wanted it builds it
-again. Columns above 8 MB are not checked for flipped bits, because that would mean reading them.
+Every column starts at a multiple of 64 bytes; the JSON has the start, shape, type and checksum of each, and
+a description from the writer. Writing is atomic (`files.replacing`): two writers at once leave one complete
+file, and a killed writer leaves a `.part` file, which a later one removes. A file that is cut, garbled or of
+another version does not open (None), and the caller builds it again. Columns above 8 MB are not checked for
+flipped bits, because that would mean reading them.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Column:
 
     @classmethod
     def of(cls, array: NDArray[Any]) -> Column:
-        """A column that is in memory."""
+        """Build from an array in memory."""
         return cls(array.shape, array.dtype, (array,))
 
 
 def write_columns(path: Path, columns: Mapping[str, Column], about: Mapping[str, Any]) -> None:
-    """Write columns, and a description that JSON can hold, whole or not at all."""
+    """Write columns and a JSON-compatible description, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_strays(path.parent)
     with replacing(path, private=True) as stream:
@@ -71,7 +71,7 @@ def _write_column(stream: IO[bytes], column: Column) -> dict[str, Any]:
 
 
 def _clear_strays(folder: Path) -> None:
-    """Remove what killed writers left; a live one has touched its file within the hour."""
+    """Remove files of killed writers; a running writer has changed its file within the hour."""
     for stray in folder.glob("*.part"):
         with suppress(OSError):
             if time.time() - stray.stat().st_mtime > _STRAY_AFTER:
@@ -79,7 +79,8 @@ def _clear_strays(folder: Path) -> None:
 
 
 def open_columns(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | None:
-    """The description and the columns, read-only and mapped; None if they cannot be had."""
+    """Return the description and the columns, read-only and mapped; None if the file is missing or
+    damaged."""
     try:
         content = np.memmap(path, dtype=np.uint8, mode="r")
         tail = bytes(content[-16:])
@@ -106,10 +107,10 @@ def _open_column(content: NDArray[np.uint8], place: dict[str, Any]) -> NDArray[A
 
 
 def remembered_checksum(files: Sequence[Path], memory: Path) -> str:
-    """A checksum of the files' content, computed again only when a size or a time has changed.
+    """Return a checksum of the files' content, computed again only if a size or a time has changed.
 
-    `memory` is a small JSON file. A time is not trusted while it is so young that a change soon after
-    might not show in it.
+    `memory` is a small JSON file. A modification time is not trusted while it is so recent that a change
+    soon after might not alter it.
     """
     try:
         stats = [file.stat() for file in files]

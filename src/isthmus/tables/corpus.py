@@ -1,7 +1,7 @@
 """`Corpus`: documents, queries and judgements, dealt into silos and splits.
 
-Ids are unique in the whole corpus, whichever silo holds a document, so one set of judgements serves
-every way of dealing; outside the federation a document is addressed as `silo/id`.
+Ids are unique in the whole corpus, whichever silo holds a document, so one set of judgements fits every
+division into silos; outside the federation a document is addressed as `silo/id`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class _Columns:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def take(self, rows: NDArray[Any]) -> Self:
-        """What stands at these positions (integers or a mask)."""
+        """Return the rows at these positions (integers or a mask)."""
         chosen = np.arange(len(self))[rows].tolist()
         return replace(self, **{name: _at(column, chosen) for name, column in self._columns().items()})
 
     def __eq__(self, other: object) -> bool:
-        """The same rows in the same order, silos included."""
+        """Whether both have the same rows in the same order, silos included."""
         if type(self) is not type(other):
             return NotImplemented
         pairs = zip(self._columns().values(), other._columns().values(), strict=True)
@@ -67,15 +67,18 @@ class Documents(_Columns):
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """Title and body together, as a full-text index reads a document."""
+        """Title and body together, as input of a full-text index."""
         pairs = zip(self.titles, self.bodies, strict=True)
         return tuple(f"{title}\n{body}" if title else body for title, body in pairs)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Queries(_Columns):
-    """Query texts in parallel columns; `splits[i]` is one of `SPLITS`, `own` the document (if any)
-    a query was made from, which is never a candidate for it; empty where no query has one."""
+    """Query texts in parallel columns.
+
+    `splits[i]` is one of `SPLITS`. `own` has the document from which a query was made, if any, which is
+    never a candidate for it; it is empty if no query has one.
+    """
 
     texts: tuple[str, ...]
     silos: IntArray
@@ -89,7 +92,7 @@ class Queries(_Columns):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Corpus:
-    """A collection with its judgements, seen whole; `silo(name)` is what one silo may see."""
+    """A whole collection with its judgements; `silo(name)` is the part that one silo may see."""
 
     name: str
     documents: Documents
@@ -98,14 +101,14 @@ class Corpus:
     silos: tuple[str, ...] = ("all",)
 
     def silo(self, name: str) -> Corpus:
-        """The documents and queries that one silo holds, with its own queries' judgements."""
+        """Return the documents and queries of one silo, with its own queries' judgements."""
         if name not in self.silos:
             raise DataError(f"{self.name} has no silo {name!r}", cure=f"silos: {', '.join(self.silos)}")
         at = self.silos.index(name)
         return self._restricted(self.documents.silos == at, self.queries.silos == at)
 
     def split(self, name: str) -> Corpus:
-        """All documents, with the queries of one split."""
+        """Return all documents, with the queries of one split."""
         if name not in SPLITS:
             raise DataError(f"no split {name!r}", cure=f"splits: {', '.join(SPLITS)}")
         mask = np.array([split == name for split in self.queries.splits], dtype=bool)
@@ -129,15 +132,16 @@ class Corpus:
 
     @cached_property
     def row_of_document(self) -> dict[str, int]:
-        """Where each document stands."""
+        """The row of each document."""
         return {document: row for row, document in enumerate(self.documents.ids)}
 
     def address(self, document: str) -> str:
-        """How the outside names a document: `silo/id`."""
+        """Return the name of a document outside the federation: `silo/id`."""
         return f"{self.silos[self.documents.silos[self.row_of_document[document]]]}/{document}"
 
     def __eq__(self, other: object) -> bool:
-        """The same documents, queries, judgements and silos, whatever the order of the silos; names aside."""
+        """Whether documents, queries, judgements and silos are the same; the order of silos and names do not
+        matter."""
         if not isinstance(other, Corpus):
             return NotImplemented
         if set(self.silos) != set(other.silos) or self.qrels != other.qrels:

@@ -1,9 +1,9 @@
-"""Text files as blocks of whole lines, and the way between lines and columns.
+"""Text files as blocks of whole lines, and conversion between lines and columns.
 
 Every reader of a line format starts here, so all of them agree on what a text file is:
 
 - UTF-8, with or without a byte-order mark; other bytes, and NUL, are a DataError with line and offset;
-- plain or gzip, told by the first two bytes, not by the name;
+- plain or gzip, recognised by the first two bytes, not by the name;
 - lines end in a line feed; a carriage return before it is white space like any other;
 - a file without a single byte, and one that cannot be opened, are a DataError.
 """
@@ -32,7 +32,7 @@ from isthmus.files import replacing as replacing
 BLOCK = 1 << 24
 LONGEST_LINE = 1 << 26
 NUMBER = re.compile(rb"[+-]?(\d++\.?\d*+|\.\d++)([eE][+-]?\d++)?")
-"""What all readers take for a number: no NaN, no infinity, no underscores."""
+"""The numbers that all readers accept: no NaN, no infinity, no underscores."""
 
 _BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
@@ -50,7 +50,7 @@ class Block:
     data: bytes
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Every line that is not blank, with its number in the file, from 1."""
+        """Yield every line that is not blank, with its number in the file, from 1."""
         for number, line in enumerate(self.data.split(b"\n"), self.first_line):
             if line and not line.isspace():
                 yield number, line
@@ -61,13 +61,13 @@ class Block:
         return not self.data.endswith(b"\n")
 
     def error(self, problem: str, line: int, text: bytes | str, cure: str) -> DataError:
-        """A DataError about one of the lines."""
+        """Return a DataError about one of the lines."""
         display = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         return DataError(problem, file=self.file, line=line, text=display.strip(), cure=cure)
 
 
 def read_blocks(path: str | os.PathLike[str], *, size: int = BLOCK) -> Iterator[Block]:
-    """The file in blocks of about `size` bytes, decompressed and checked to be text."""
+    """Yield the file in blocks of about `size` bytes, decompressed and checked to be text."""
     file = os.fspath(path)
     line, offset = 1, 0
     for data in _whole_lines(_chunks(file, size), file):
@@ -90,7 +90,7 @@ def read_all(path: str | os.PathLike[str]) -> Block:
 def line_of_row(
     path: str | os.PathLike[str], row: int, *, is_row: Callable[[bytes], bool] = lambda line: True
 ) -> tuple[int, str]:
-    """The number and the text of the line that a row came from, by reading up to it."""
+    """Return the number and the text of the line of a row, by reading up to it."""
     lines = (line for block in read_blocks(path) for line in block.lines() if is_row(line[1]))
     number, text = next(islice(lines, row, None))
     return number, text.decode().strip()
@@ -159,7 +159,7 @@ def single_spaced(data: bytes) -> bytes:
 
 
 def cache_folder() -> Path:
-    """Where parsed files may be kept: ISTHMUS_CACHE, or `isthmus` in the user's cache folder."""
+    """Return the folder for parsed files: ISTHMUS_CACHE, or `isthmus` in the user's cache folder."""
     named = os.environ.get("ISTHMUS_CACHE")
     if named:
         return Path(named)
@@ -169,7 +169,7 @@ def cache_folder() -> Path:
 
 
 def read_columns(data: bytes, delimiter: str, types: Mapping[str, pa.DataType | None]) -> pa.Table | None:
-    """Lines as a table of columns of these types; None where Arrow's CSV reader cannot read them so.
+    """Parse lines to a table of columns of these types; None if Arrow's CSV reader cannot read them so.
 
     Columns of type None are counted but not read. Empty lines are no rows, and nothing is quoted.
     """
@@ -195,7 +195,7 @@ def read_columns(data: bytes, delimiter: str, types: Mapping[str, pa.DataType | 
 
 
 def checked(names: Ids | Sequence[str], *, forbidden: str = "") -> pa.LargeStringArray:
-    """The names row by row, if each survives being a column of a text file; else a DataError."""
+    """Return the names row by row. Raises DataError for a name that cannot be a column of a text file."""
     column = (
         names.vocabulary.take(pa.array(names.codes)) if isinstance(names, Ids) else pa.array(names, _TEXT)
     )
@@ -210,12 +210,12 @@ def checked(names: Ids | Sequence[str], *, forbidden: str = "") -> pa.LargeStrin
 
 
 def prefixed(prefix: str, column: pa.LargeStringArray) -> pa.LargeStringArray:
-    """Every text after the prefix; null stays null."""
+    """Return every text with the prefix before it; null stays null."""
     return pc.binary_join_element_wise(pa.scalar(prefix, _TEXT), column, pa.scalar("", _TEXT))
 
 
 def joined_lines(*columns: Any) -> pa.Buffer:
-    """Lines of columns (texts, numbers, or one word for all rows) with spaces between; nulls are left out."""
+    """Join columns (texts, numbers, or one word for all rows) to lines, with spaces; nulls are left out."""
     texts = [
         pa.scalar(column, _TEXT) if isinstance(column, str) else pa.array(column).cast(_TEXT)
         for column in columns

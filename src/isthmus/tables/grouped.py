@@ -1,8 +1,8 @@
-"""The grouping arithmetic that every table shares.
+"""Arithmetic of grouped rows that every table shares.
 
 A table grouped by query is CSR: the rows of query i are `offsets[i]:offsets[i + 1]`.
 
-A sparse table of counts by column, for looking up many places of few columns at once.
+`CountColumns` is a sparse table of counts by column, for looking up many places of few columns at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from isthmus.report import ROWS, Tabular, preview
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ByQuery(Tabular):
-    """Rows grouped by query in CSR form; the columns beyond that are the subclass's."""
+    """Rows grouped by query in CSR form; subclasses add further columns."""
 
     queries: tuple[str, ...]
     offsets: IntArray
@@ -37,12 +37,12 @@ class ByQuery(Tabular):
 
     @cached_property
     def query_of_row(self) -> IntArray:
-        """The position in `queries` that every row belongs to."""
+        """The position in `queries` of every row's query."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     @cached_property
     def position(self) -> Mapping[str, int]:
-        """Where each query stands in `queries`."""
+        """The position of each query in `queries`."""
         return {query: at for at, query in enumerate(self.queries)}
 
     @property
@@ -54,9 +54,10 @@ class ByQuery(Tabular):
         return query in self.position
 
     def __getitem__(self, which: str | slice | Sequence[str] | NDArray[Any]) -> Self:
-        """The part of the table about some queries: `run["q7"]`, `run[:10]`, `run[["q7", "q9"]]`.
+        """Return the rows of some queries: `run["q7"]`, `run[:10]`, `run[["q7", "q9"]]`.
 
-        A boolean or integer array selects by position. A query the table does not have is a KeyError.
+        A boolean or integer array selects by position. Raises KeyError for a query that the table does not
+        have.
         """
         chosen = self._positions(which)
         lengths = np.diff(self.offsets)[chosen]
@@ -77,12 +78,13 @@ class ByQuery(Tabular):
         raise NotImplementedError
 
     def keep(self, mask: NDArray[np.bool_]) -> Self:
-        """The rows inside the mask; every query stays, if with an empty list."""
+        """Return the rows inside the mask; every query stays, possibly with an empty list."""
         offsets = offsets_of(self.query_of_row[mask], len(self))
         return replace(self._take(np.flatnonzero(mask)), offsets=offsets)
 
     def _with_empty(self, parts: Iterable[ByQuery]) -> Self:
-        """With the queries of the parts that have no rows, at the end and with empty lists."""
+        """Return the table with the missing queries of the parts, which have no rows, at the end with empty
+        lists."""
         empty = {query: None for part in parts for query in part.queries if query not in self}
         offsets = np.concatenate((self.offsets, np.full(len(empty), self.offsets[-1])))
         return replace(self, queries=(*self.queries, *empty), offsets=frozen(offsets))
@@ -92,7 +94,7 @@ class ByQuery(Tabular):
         return preview(first.to_arrow(), title=repr(self).partition("\n")[0], rows=self.rows)
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
-        """Query by query: its id, its first row and the row after its last."""
+        """Return for every query its id, its first row and the row after its last."""
         bounds = self.offsets.tolist()
         return zip(self.queries, bounds[:-1], bounds[1:], strict=True)
 
@@ -121,7 +123,7 @@ def offsets_of(groups: IntArray, count: int) -> IntArray:
 
 
 def rows_of(offsets: IntArray, groups: IntArray) -> IntArray:
-    """The row numbers of the chosen groups, one group after the other."""
+    """Return the row numbers of these groups, one group after the other."""
     lengths = np.diff(offsets)[groups]
     ends = np.cumsum(lengths)
     shift: IntArray = np.repeat(offsets[groups] - (ends - lengths), lengths)
@@ -130,7 +132,7 @@ def rows_of(offsets: IntArray, groups: IntArray) -> IntArray:
 
 
 def falling(scores: FloatArray, offsets: IntArray, *, stable: bool = False) -> IntArray:
-    """The rows by group and falling score; equal scores in their order if `stable`, else in any.
+    """Return the rows by group and falling score; equal scores in their order if `stable`, else in any.
 
     Lists of similar length are sorted as the rows of a matrix, several times faster than by two keys.
     """
@@ -161,7 +163,7 @@ class CountColumns:
         return starts
 
     def columns(self, wanted: IntArray) -> NDArray[np.int32]:
-        """Whole columns, of shape (columns, rows)."""
+        """Return whole columns, of shape (columns, rows)."""
         counts = np.zeros((len(wanted), self.table.shape[0]), dtype=np.int32)
         rows, values, starts = self.table.indices, self.table.data, self._starts
         for at, column in enumerate(wanted.tolist()):
@@ -170,7 +172,7 @@ class CountColumns:
         return counts
 
     def at(self, rows: IntArray, columns: IntArray) -> NDArray[np.int32]:
-        """The value in row `rows[i]` and column `columns[i]`, for every i."""
+        """Return the value in row `rows[i]` and column `columns[i]`, for every i."""
         height, width = self.table.shape
         is_used = np.zeros(width, dtype=bool)
         is_used[columns] = True

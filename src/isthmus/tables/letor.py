@@ -26,9 +26,9 @@ class Letor(ByQuery):
     >>> letor
     Letor 'tiny': 2 queries, 3 rows, 2 features, grades 0..2
 
-    Rows keep the order of the file within their query. `documents` is None when the file names none;
-    `ids` then calls them `qid-row`. `torn` says that rows of some query here lie in another silo, so
-    that whatever compares the documents of a query can refuse the table.
+    Rows keep the order of the file within their query. `documents` is None if the file names none; `ids` are
+    then `qid-row`. `torn` marks a table in which some queries have further rows in another silo, so that
+    code that compares the documents of a query can refuse it.
     """
 
     features: NDArray[np.float32]
@@ -47,9 +47,9 @@ class Letor(ByQuery):
         documents: Names | None = None,
         name: str = "",
     ) -> Letor:
-        """A table from parallel columns; rows of one query are brought together in their order.
+        """Build from parallel columns; rows of one query are brought together in their order.
 
-        A fractional or negative grade is a DataError.
+        Raises DataError for a fractional or negative grade, and for columns of different length.
         """
         matrix = np.array(features, dtype=np.float32, ndmin=2)
         judged = as_grades(grades)
@@ -81,7 +81,7 @@ class Letor(ByQuery):
         return Qrels._ordered(self.queries, self.query_of_row, self.ids, self.grades)
 
     def run(self, scores: ArrayLike, *, name: str = "") -> Run:
-        """The rows ranked by these scores."""
+        """Return the rows as a run, ranked by these scores."""
         values = np.array(scores, dtype=np.float64).reshape(-1)
         if len(values) != self.rows:
             raise DataError(f"{len(values)} scores for {self.rows} rows")
@@ -93,12 +93,14 @@ class Letor(ByQuery):
         return pa.table(keys | {f"feature {at}": column for at, column in enumerate(self.features.T, 1)})
 
     def keep(self, mask: NDArray[np.bool_]) -> Letor:
-        """The rows inside the mask, under the ids they had; every query stays, if with no rows."""
+        """Return the rows inside the mask under their former ids; every query stays, possibly
+        without rows."""
         named = self if self.documents is not None else replace(self, documents=self.ids)
         return super(Letor, named).keep(mask)
 
     def widened(self, width: int, *, missing: float = 0.0) -> Letor:
-        """The same rows with features up to `width`, the new ones `missing`."""
+        """Return the same rows with features up to `width`, the new ones `missing`. Raises DataError if wider
+        already."""
         if width < self.width:
             raise DataError(f"{self.name or 'the table'} has {self.width} features, more than {width}")
         if width == self.width:
@@ -109,11 +111,9 @@ class Letor(ByQuery):
 
     @staticmethod
     def concat(parts: Sequence[Letor], *, name: str = "") -> Letor:
-        """All rows together; a query that several parts have keeps the order of the parts.
+        """Concatenate tables; the rows of a query in several parts are in the order of the parts.
 
-        Queries without rows come last.
-
-        Parts of different width are a DataError: widen them first.
+        Queries without rows come last. Raises DataError for parts of different width; widen them first.
         """
         if not parts:
             raise DataError("no parts to put together")
@@ -131,7 +131,7 @@ class Letor(ByQuery):
         return replace(whole._with_empty(parts), torn=any(part.torn for part in parts))
 
     def __eq__(self, other: object) -> bool:
-        """The same rows in the same order; names aside."""
+        """Whether both have the same rows in the same order; names do not matter."""
         if not isinstance(other, Letor):
             return NotImplemented
         return (
@@ -171,5 +171,5 @@ def row_names(queries: Sequence[str], offsets: IntArray) -> pa.LargeStringArray:
 
 
 def in_order(groups: IntArray) -> bool:
-    """Whether rows stand group by group already."""
+    """Whether the rows are grouped already."""
     return bool((groups[1:] >= groups[:-1]).all())

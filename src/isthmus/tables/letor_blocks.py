@@ -1,19 +1,19 @@
-"""From lines of LETOR/SVMlight text to columns, a block of lines at a time.
+"""Parses lines of LETOR/SVMlight text to columns, a block of lines at a time.
 
     grade  [qid:query]  index:value  index:value …  [# docid = D …]
 
-Three ways lead to the same rows, and the first that fits is taken:
+Three parsers give the same rows, and the first that can read a block is used:
 
 1. *dense*: every line has the features 1..w. With `:` turned into a space the block is a table of
-   numbers, which Arrow's CSV reader cuts; the index columns are read too, and compared, and so is what
-   stood between the columns.
+   numbers, which Arrow's CSV reader splits; the index columns are read too, and compared, and so are
+   the separators between the columns.
 2. *sparse*: lines with any features. The features of all lines become one long table `index:value`.
-3. *line by line*, in plain Python: slow, but it knows which line is wrong.
+3. *line by line*, in plain Python: slow, but it reports which line is wrong.
 
-What is decided: grades are whole and not negative; indices start at 1, increase along a line and are at
-most `MOST_FEATURES` (the table is dense); values are finite float32 numbers (a missing feature is left
-out, not written as NaN); a query is any text without white space and `#`, and follows the grade. Lines
-that are blank or hold only a comment are not rows.
+Rules: grades are whole and not negative; indices start at 1, increase along a line and are at most
+`MOST_FEATURES` (the table is dense); values are finite float32 numbers (a missing feature is left out, not
+written as NaN); a query is any text without white space and `#`, and follows the grade. Lines that are blank
+or hold only a comment are not rows.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _TEXT = pa.large_string()
 class ParsedRows:
     """The rows of one block.
 
-    `last` is the last feature index of every row, 0 if it has none. `queries` is None if no line names
-    its query; `documents` is None if no line names a document, and null where a line does not. `is_cut`
-    says that the file ends here without a line feed.
+    `last` is the last feature index of every row, 0 if it has none. `queries` is None if no line names its
+    query; `documents` is None if no line names a document, and null where a line does not. `is_cut` is true
+    if the file ends here without a line feed.
     """
 
     grades: NDArray[np.int32]
@@ -61,7 +61,7 @@ class ParsedRows:
 
 
 def parse(block: Block, missing: float) -> ParsedRows | None:
-    """The rows of a block, None if it has none; a bad line is a DataError."""
+    """Parse the rows of a block; None if it has none. Raises DataError for a bad line."""
     data = block.data if block.data.endswith(b"\n") else block.data + b"\n"
     data, comments = _without_comments(data)
     rows, filled = _dense(data), None
@@ -80,7 +80,7 @@ def parse(block: Block, missing: float) -> ParsedRows | None:
 
 
 def _without_comments(data: bytes) -> tuple[bytes, pa.LargeStringArray | None]:
-    """The lines up to their first `#`, and what every line had from there on."""
+    """Return the lines up to their first `#`, and the rest of every line."""
     if b"#" not in data:
         return data, None
     symbols = np.frombuffer(data, dtype=np.uint8)
@@ -95,7 +95,7 @@ def _without_comments(data: bytes) -> tuple[bytes, pa.LargeStringArray | None]:
 
 
 def _between(starts: IntArray, ends: IntArray, size: int) -> NDArray[np.bool_]:
-    """A mask of the stretches start..end, which do not touch."""
+    """Return a mask of the ranges start..end, which do not touch."""
     edges = np.zeros(size + 1, dtype=np.int8)
     edges[starts] = 1
     edges[ends] = -1
@@ -115,7 +115,7 @@ def _document_names(comments: pa.LargeStringArray | None) -> pa.LargeStringArray
 
 
 def _dense(data: bytes) -> ParsedRows | None:
-    """Rows that all have the features 1..w, in the layout of the first line; None if any has not."""
+    """Parse rows that all have the features 1..w, in the layout of the first line; None if any has not."""
     first = data[: data.index(b"\n")].removesuffix(b"\r").split(b" ")
     named, open_end = len(first) > 1 and first[1].startswith(b"qid:"), first[-1] == b""
     tokens = first[1 + named : len(first) - open_end]
@@ -147,9 +147,9 @@ def _dense(data: bytes) -> ParsedRows | None:
 def _alternating(data: bytes, open_end: bool) -> bool:
     """Whether separators alternate, a space first: `2 qid:1 1:5 2:0`, not `2 qid:1:1 5 2:0`.
 
-    A bit per symbol says whether the number of separators up to it is odd (a prefix sum modulo 2, in
-    words of 64 bits); spaces must be odd and colons even. The line feed counts where lines end in a
-    space, so that every line starts even.
+    A bit per symbol is set if the number of separators up to it is odd (a prefix sum modulo 2, in words of
+    64 bits); spaces must be odd and colons even. The line feed counts if lines end in a space, so that every
+    line starts even.
     """
     symbols = np.frombuffer(data, dtype=np.uint8)
     spaces, colons = _bits(symbols == _SPACE), _bits(symbols == _COLON)
@@ -187,7 +187,7 @@ def _is_all(column: pa.ChunkedArray, word: str) -> bool:
 def _checked(
     grades: FloatArray, queries: pa.LargeStringArray | None, features: NDArray[np.float32], last: IntArray
 ) -> ParsedRows | None:
-    """The rows, unless a grade or a value is not what it should be."""
+    """Return the rows, or None if a grade is not a whole number from 0 or a query is empty."""
     whole = (grades == np.floor(grades)) & (grades >= 0) & (grades <= _LARGEST_GRADE)
     named = queries is None or not len(queries) or pc.min(pc.binary_length(queries)).as_py() > 0
     if not (whole.all() and named):
@@ -196,7 +196,7 @@ def _checked(
 
 
 def _sparse(data: bytes, missing: float) -> ParsedRows | None:
-    """Rows with any features, from single-spaced lines; None if any of them is wrong."""
+    """Parse rows with any features from single-spaced lines; None if any of them is wrong."""
     symbols = np.frombuffer(data, dtype=np.uint8)
     starts, ends, spaces = _layout(symbols)
     before = np.searchsorted(spaces, starts)
@@ -217,7 +217,7 @@ def _sparse(data: bytes, missing: float) -> ParsedRows | None:
 
 
 def _layout(symbols: NDArray[np.uint8]) -> tuple[IntArray, IntArray, IntArray]:
-    """Where the lines that are not empty start and end, and where the spaces are."""
+    """Return the starts and ends of the lines that are not empty, and the positions of the spaces."""
     ends = np.flatnonzero(symbols == _FEED)
     starts = np.concatenate(([0], ends[:-1] + 1))
     filled = ends > starts
@@ -225,14 +225,15 @@ def _layout(symbols: NDArray[np.uint8]) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def _names_query(symbols: NDArray[np.uint8], first_space: IntArray, counts: IntArray) -> NDArray[np.bool_]:
-    """Which lines go on with `qid:` after their first space."""
+    """Whether each line continues with `qid:` after its first space."""
     follows = symbols.take(first_space[:, None] + np.arange(1, 5), mode="clip")
     matches: NDArray[np.bool_] = (follows == np.frombuffer(b"qid:", dtype=np.uint8)).all(axis=1)
     return matches & (counts > 0)
 
 
 def _features(body: bytes, tokens: IntArray, missing: float) -> tuple[NDArray[np.float32], IntArray] | None:
-    """The matrix, and every row's last index, from `index:value` tokens of which row i has `tokens[i]`."""
+    """Return the matrix and every row's last index from `index:value` tokens, `tokens[i]` of them in row i;
+    None if any is wrong."""
     last = np.zeros(len(tokens), dtype=np.int64)
     if not tokens.any():
         return np.empty((len(tokens), 0), dtype=np.float32), last
@@ -253,7 +254,7 @@ def _features(body: bytes, tokens: IntArray, missing: float) -> tuple[NDArray[np
 
 
 def _line_by_line(block: Block, missing: float) -> tuple[ParsedRows, pa.LargeStringArray]:
-    """The rows and their comments in plain Python; the first bad line is a DataError."""
+    """Parse the rows and their comments in plain Python. Raises DataError for the first bad line."""
     grades: list[int] = []
     queries: list[str | None] = []
     comments: list[str] = []
@@ -278,7 +279,7 @@ def _line_by_line(block: Block, missing: float) -> tuple[ParsedRows, pa.LargeStr
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One line, for saying what is wrong with it."""
+    """One line, with its block and number for error messages."""
 
     block: Block
     number: int

@@ -1,9 +1,9 @@
 """LETOR and SVMlight files: `grade qid:query 1:value 2:value … # docid = D`.
 
-What a line may look like is told in `letor_blocks`. Beyond the line:
+The form of a line is described in `letor_blocks`. For a file as a whole:
 
-- Rows of one query that do not stand together are brought together, in the order of the file.
-- A file without `qid:` needs group sizes beside it, one a line: `FILE.query` (LightGBM) or `FILE.group`
+- Rows of one query that are not adjacent are brought together, in the order of the file.
+- A file without `qid:` needs group sizes beside it, one per line: `FILE.query` (LightGBM) or `FILE.group`
   (XGBoost). Its queries are then called 1, 2, 3, … Sizes that do not add up are a DataError.
 - The document of a row is what the comment calls `docid`; the same one twice for a query is a DataError.
 - A last line without a line feed is accepted, unless it stops at an earlier feature than all the others.
@@ -53,7 +53,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """The three parts of one fold, equally wide."""
+    """The training, validation and test parts of one fold, equally wide."""
 
     name: str
     train: Letor
@@ -85,7 +85,7 @@ def read_letor(
 def read_letor_fold(folder: str | os.PathLike[str], *, cache: bool = True, missing: float = 0.0) -> Fold:
     """Read `train.txt`, `vali.txt` and `test.txt` of a folder such as MSLR's Fold1.
 
-    Without `vali.txt` the validation part is empty; without another DataError.
+    Without `vali.txt` the validation part is empty. Raises DataError if another part is missing.
     """
     files = {part: _part_file(Path(folder), part) for part in _PARTS}
     parts = {part: read_letor(file, cache=cache, missing=missing) for part, file in files.items() if file}
@@ -107,10 +107,10 @@ def read_letor_folds(
 
 
 def rotated_folds(parts: Sequence[Letor]) -> tuple[Fold, ...]:
-    """Folds from S parts as LETOR 4.0 makes them from five.
+    """Build folds from S parts as LETOR 4.0 does from five.
 
-    Fold i trains on the S - 2 parts from the i-th on, cyclically, validates on the next one and tests on
-    the last.
+    Fold i trains on the S - 2 parts from the i-th on, cyclically, validates on the next one and tests on the
+    last. Raises DataError for fewer than three parts.
     """
     count = len(parts)
     if count < 3:
@@ -137,8 +137,8 @@ def _part_file(folder: Path, part: str) -> Path | None:
 def write_letor(letor: Letor | Iterable[Letor], path: str | os.PathLike[str]) -> None:
     """Write a table, or several one after the other, so that reading gives the same floats again.
 
-    NaN features are left out: they come back when read with `missing=nan`. Documents go into a comment
-    where the table names them.
+    NaN features are left out and are restored when read with `missing=nan`. Document ids go into a comment
+    if the table has them.
     """
     tables = [letor] if isinstance(letor, Letor) else letor
     with text_files.replacing(path) as stream:
@@ -171,7 +171,7 @@ def _in_memory(file: Path, missing: float) -> Letor:
 
 
 def _from_cache(file: Path, missing: float) -> Letor | None:
-    """The table mapped from the cache folder, built there if need be; None if that cannot be done."""
+    """Return the table mapped from the cache folder, built there if need be; None if that cannot be done."""
     key = hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:32]
     files = [file, *filter(None, [_sidecar(file)])]
     try:
@@ -231,7 +231,7 @@ def _open(path: Path) -> Letor | None:
 
 
 class _Spool:
-    """The features of the blocks one after the other, in memory or in a file, each block as wide as it is."""
+    """The features of consecutive blocks, in memory or in a file, each block with a width of its own."""
 
     def __init__(self, raw: IO[bytes] | None = None) -> None:
         self.raw = raw
@@ -248,7 +248,7 @@ class _Spool:
             self.raw.write(features.data)
 
     def pieces(self, order: IntArray | None, missing: float) -> Iterator[NDArray[np.float32]]:
-        """All rows at full width, in pieces; with `order` in that order of rows."""
+        """Yield all rows at full width, in pieces; with `order`, in that order of rows."""
         blocks = self._mapped(self.raw) if self.raw is not None else self.blocks
         if order is None:
             yield from (_widened(block, self.width, missing) for block in blocks)
@@ -280,9 +280,9 @@ def _widened(block: NDArray[np.float32], width: int, missing: float) -> NDArray[
 
 
 def _parse(file: Path, missing: float, spool: _Spool) -> tuple[Letor, IntArray | None]:
-    """The table without its features, which go into the spool, and where its rows stood in the file.
+    """Return the table without its features, which go into the spool, and the rows' order in the file.
 
-    What can only be seen in the whole file is checked.
+    Rules about the file as a whole are checked here.
     """
     parts: list[ParsedRows] = []
     for rows in _in_parallel(lambda block: parse(block, missing), text_files.read_blocks(file, size=BLOCK)):
@@ -326,14 +326,14 @@ def _error_at(file: Path, row: int, problem: str, cure: str) -> DataError:
 
 
 def _check_end(file: Path, last: IntArray) -> None:
-    """The last line has no line feed: was it cut off?"""
+    """Raise DataError if the last line, which has no line feed, seems to be cut off."""
     if len(last) > 1 and (last[:-1] == last[0]).all() and last[-1] < last[0]:
         problem = f"the file ends in the middle of a line, after feature {last[-1]} of {last[0]}"
         raise _error_at(file, len(last) - 1, problem, "copy the file again, or end it with a line feed")
 
 
 def _grouped(file: Path, parts: Sequence[ParsedRows]) -> tuple[tuple[str, ...], IntArray]:
-    """The queries and the query of every row, from `qid:` or from a file of group sizes."""
+    """Return the queries and the query of every row, from `qid:` or from a file of group sizes."""
     named = [part.queries is not None for part in parts]
     if all(named):
         queries, groups, _ = group(Ids.of(pa.chunked_array([part.queries for part in parts])))
@@ -380,7 +380,7 @@ def _documents(
     offsets: IntArray,
     order: IntArray | None,
 ) -> Ids | None:
-    """The documents that comments name, in the order of the table; rows without one are `qid-row`."""
+    """Return the documents that comments name, in the order of the table; rows without one are `qid-row`."""
     if all(part.documents is None for part in parts):
         return None
     columns = [pa.nulls(len(p.grades), _TEXT) if p.documents is None else p.documents for p in parts]

@@ -1,9 +1,9 @@
-"""`Run` and `Qrels`: what was ranked, and what was judged.
+"""`Run` and `Qrels`: ranked lists and relevance judgements.
 
-Both are frozen, columnar and grouped by query (CSR: the rows of query i are
-`offsets[i]:offsets[i + 1]`). Queries keep the order in which they first appeared; a run's rows are in
-trec_eval's order, score descending and then document id descending as strings; judgements are in
-order of document id. Everything else in Isthmus is array arithmetic over these columns.
+Both are frozen, columnar and grouped by query (CSR: the rows of query i are `offsets[i]:offsets[i + 1]`).
+Queries keep the order in which they first appeared; a run's rows are in trec_eval's order, score descending
+and then document id descending as strings; judgements are in order of document id. Everything else in
+Isthmus is array arithmetic over these columns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from isthmus.errors import DataError, several
 from isthmus.tables.grouped import ByQuery, group, offsets_of
 
 UNJUDGED = np.iinfo(np.int32).min
-"""The grade `Run.grades` gives to a document nobody judged."""
+"""The grade in `Run.grades` of a document without a judgement."""
 
 _CHUNK = 1 << 15
 """Rows joined at a time: few enough that the arrays stay in the processor's cache."""
@@ -34,12 +34,13 @@ Names: TypeAlias = "Iterable[str] | pa.Array | pa.ChunkedArray | Ids"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Rankings(ByQuery):
-    """What `Run` and `Qrels` share: a document in every row."""
+    """The part that `Run` and `Qrels` share: a document in every row."""
 
     documents: Ids
 
     def _aligned(self, other: Self) -> Self | None:
-        """The other table with its queries in this one's order, if both rank the same documents."""
+        """Return the other table with its queries in this one's order; None unless both have the same
+        documents."""
         if self.rows != other.rows or set(self.queries) != set(other.queries):
             return None
         other = other[self.queries]
@@ -83,7 +84,7 @@ class Run(_Rankings):
     probabilities: FloatArray | None = None
     name: str = ""
     arrival: IntArray | None = None
-    """Where every row stood in the input, for measures that break ties so; None if in this order."""
+    """Position of every row in the input, for measures that break ties by it; None if in this order."""
 
     @classmethod
     def of(
@@ -95,9 +96,9 @@ class Run(_Rankings):
         probabilities: ArrayLike | None = None,
         name: str = "",
     ) -> Run:
-        """A run from parallel columns in any order.
+        """Build from parallel columns in any order.
 
-        NaN and infinite scores, and a document twice for one query, are a DataError.
+        Raises DataError for NaN and infinite scores, and for a document twice in one query.
         """
         query_ids, document_ids = _ids(queries), _ids(documents)
         values = _column(scores)
@@ -107,7 +108,7 @@ class Run(_Rankings):
 
     @classmethod
     def from_dict(cls, lists: Mapping[str, Mapping[str, float]], *, name: str = "") -> Run:
-        """A run from `{query: {document: score}}`; a query with an empty list is kept."""
+        """Build from `{query: {document: score}}`; a query with an empty list is kept."""
         queries, groups, documents, values = _flatten(lists)
         return cls._ordered(queries, groups, documents, _column(values), None, name)
 
@@ -149,7 +150,7 @@ class Run(_Rankings):
         return pa.table(columns)
 
     def lists(self) -> Iterator[tuple[str, list[str], FloatArray]]:
-        """Query by query: its id, its documents best first, their scores."""
+        """Yield for every query its id, its documents best first, and their scores."""
         documents = self.documents.tolist()
         for query, start, end in self.spans():
             yield query, documents[start:end], self.scores[start:end]
@@ -160,11 +161,11 @@ class Run(_Rankings):
         return np.arange(self.rows) - self.offsets[self.query_of_row] + 1
 
     def top(self, k: int) -> Run:
-        """The best k documents of every query."""
+        """Return the best k documents of every query."""
         return self.keep(self.ranks <= k)
 
     def with_scores(self, scores: ArrayLike, *, name: str | None = None) -> Run:
-        """The same documents under new scores, put in order again; probabilities are dropped."""
+        """Return the same documents with new scores, sorted again; probabilities are dropped."""
         values = _column(scores)
         _check_lengths(rows=self.documents, scores=values)
         named = self.name if name is None else name
@@ -176,14 +177,14 @@ class Run(_Rankings):
         return replace(ranked, arrival=arrival)
 
     def with_probabilities(self, probabilities: ArrayLike | None) -> Run:
-        """The same order with a probability of relevance for every row."""
+        """Return the same run with a probability of relevance for every row; the order does not change."""
         if probabilities is None:
             return replace(self, probabilities=None)
         return replace(self, probabilities=_as_probabilities(probabilities, self.rows))
 
     @property
     def required_probabilities(self) -> FloatArray:
-        """The probabilities; DataError if the run has none."""
+        """The probabilities. Raises DataError if the run has none."""
         if self.probabilities is None:
             raise DataError(
                 f"the run {self.name!r} has no probabilities", cure="calibrate it, or fuse with judgements"
@@ -195,7 +196,7 @@ class Run(_Rankings):
         return replace(self, name=name)
 
     def grades(self, qrels: Qrels) -> NDArray[np.int32]:
-        """The grade of every row; `UNJUDGED` where nobody judged it."""
+        """Return the grade of every row; `UNJUDGED` for a row without a judgement."""
         if not qrels.rows:
             return np.full(self.rows, UNJUDGED, dtype=np.int32)
         judged = np.append(qrels.grades, np.int32(UNJUDGED))
@@ -203,7 +204,7 @@ class Run(_Rankings):
 
     @staticmethod
     def concat(runs: Sequence[Run], *, name: str = "") -> Run:
-        """All lists together; a query that several runs have gets one list of all its documents.
+        """Concatenate runs; a query in several runs gets one list of all its documents.
 
         Queries with empty lists come last.
         """
@@ -214,7 +215,7 @@ class Run(_Rankings):
         return joined._with_empty(runs)
 
     def __eq__(self, other: object) -> bool:
-        """The same lists with the same scores and probabilities; names and query order aside."""
+        """Whether lists, scores and probabilities are the same; names and query order do not matter."""
         if not isinstance(other, Run):
             return NotImplemented
         aligned = self._aligned(other)
@@ -258,9 +259,9 @@ class Qrels(_Rankings):
 
     @classmethod
     def of(cls, queries: Names, documents: Names, grades: ArrayLike) -> Qrels:
-        """Judgements from parallel columns in any order.
+        """Build from parallel columns in any order.
 
-        A fractional grade, or a document judged twice for one query, is a DataError.
+        Raises DataError for a fractional grade, and for a document judged twice for one query.
         """
         query_ids, document_ids = _ids(queries), _ids(documents)
         values = as_grades(grades)
@@ -270,7 +271,7 @@ class Qrels(_Rankings):
 
     @classmethod
     def from_dict(cls, judgements: Mapping[str, Mapping[str, int]]) -> Qrels:
-        """Judgements from `{query: {document: grade}}`."""
+        """Build from `{query: {document: grade}}`."""
         queries, groups, documents, values = _flatten(judgements)
         return cls._ordered(queries, groups, documents, as_grades(values))
 
@@ -292,7 +293,7 @@ class Qrels(_Rankings):
         return pa.table(self._keys_to_arrow() | {"grade": self.grades})
 
     def rows_for(self, table: _Rankings) -> IntArray:
-        """For every row of another table, the row here with the same query and document; -1 if none."""
+        """Return for every row of another table the row here with the same query and document; -1 if none."""
         if not self.rows:
             return np.full(table.rows, -1, dtype=np.int64)
         query_here = np.array([self.position.get(query, -1) for query in table.queries], np.int64)
@@ -306,9 +307,9 @@ class Qrels(_Rankings):
         return result
 
     def _find(self, queries: IntArray, codes: IntArray) -> IntArray:
-        """The row of every (query, document code); -1 if none.
+        """Return the row of every (query, document code); -1 if none.
 
-        A binary search among each query's own rows, all searches in step: on chunks that fit the
+        A binary search runs among each query's own rows, all searches in step; on chunks that fit the
         processor's cache this is several times faster than `np.searchsorted` over all rows.
         """
         starts = self.offsets[queries]
@@ -323,13 +324,13 @@ class Qrels(_Rankings):
 
     @cached_property
     def _padded_keys(self) -> IntArray:
-        """One integer per row that orders by (query, document), and one at the end above them all."""
+        """One integer per row that orders by (query, document), and a larger one at the end."""
         keys = _keys(self.query_of_row, self.documents)
         return np.append(keys, np.iinfo(np.int64).max)
 
     @staticmethod
     def concat(parts: Sequence[Qrels]) -> Qrels:
-        """All judgements together; the same pair judged twice is a DataError.
+        """Concatenate judgements. Raises DataError for a pair that is judged twice.
 
         Queries without judgements come last.
         """
@@ -339,7 +340,7 @@ class Qrels(_Rankings):
         return Qrels._ordered(queries, groups, documents, grades)._with_empty(parts)
 
     def __eq__(self, other: object) -> bool:
-        """The same judgements; query order aside."""
+        """Whether the judgements are the same; query order does not matter."""
         if not isinstance(other, Qrels):
             return NotImplemented
         aligned = self._aligned(other)
@@ -364,7 +365,7 @@ def _flatten(lists: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, ...], I
 
 
 def _column(values: ArrayLike) -> FloatArray:
-    """A copy of the numbers, so that whoever gave them may go on changing theirs."""
+    """Return a copy of the numbers, so that later changes by the caller have no effect."""
     return np.array(values, dtype=np.float64).reshape(-1)
 
 
@@ -384,9 +385,9 @@ def _is_best_first(groups: IntArray, scores: FloatArray, codes: IntArray) -> boo
 
 
 def _best_first(groups: IntArray, scores: FloatArray, documents: Ids) -> IntArray:
-    """The rows by query, score descending and id descending.
+    """Return the rows by query, score descending and id descending.
 
-    One integer per row that orders like the three together sorts several times faster than they do; it
+    One integer per row that orders like the three keys together sorts several times faster than they do; it
     fits 64 bits unless (queries × distinct scores × distinct ids) passes 9e18.
     """
     distinct, places = np.unique(-scores, return_inverse=True)
@@ -405,7 +406,7 @@ def _check_lengths(**columns: Any) -> None:
 
 
 def duplicate_rows(groups: IntArray, documents: Ids) -> tuple[int, int] | None:
-    """The first two rows that hold the same document for the same query, if any do."""
+    """Return the first two rows with the same document for the same query; None if there are none."""
     keys = _keys(groups, documents)
     ordered = np.sort(keys)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
@@ -426,7 +427,7 @@ def _check_no_duplicates(queries: tuple[str, ...], groups: IntArray, documents: 
 
 
 def as_grades(grades: ArrayLike) -> NDArray[np.int32]:
-    """Whole numbers of 32 bits, or a DataError."""
+    """Return the grades as 32-bit whole numbers. Raises DataError for any other value."""
     values = np.asarray(grades).reshape(-1)
     with np.errstate(invalid="ignore"):
         whole = values.astype(np.int32)

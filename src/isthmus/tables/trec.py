@@ -3,12 +3,12 @@
     run     qid  Q0  docid  rank  score  [tag]
     qrels   qid  iter  docid  grade        or        qid  docid  grade
 
-Columns are separated by any white space. The first line decides which of the variants the file has;
-every other line must have as many columns. What stands in the second column (`Q0`, `0`, `iter`) and in
-the rank column is not looked at: order is by score, as in trec_eval. A last line without a line feed is
-accepted if it is complete. A BEIR header (`query-id corpus-id score`) is skipped in judgements.
+Columns are separated by any white space. The first line decides which of the variants the file has; every
+other line must have as many columns. The second column (`Q0`, `0`, `iter`) and the rank column are ignored:
+order is by score, as in trec_eval. A last line without a line feed is accepted if it is complete. A BEIR
+header (`query-id corpus-id score`) is skipped in judgements.
 
-Arrow's CSV reader cuts the columns; a block of lines that it refuses is read again line by line, which
+Arrow's CSV reader splits the columns; a block of lines that it refuses is read again line by line, which
 either succeeds (`+1` is a number too) or finds the line that is wrong.
 """
 
@@ -36,7 +36,7 @@ _WRITTEN_AT_ONCE = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Which columns matter: (query, document, value) for every number of columns a line may have."""
+    """Positions of the columns (query, document, value) for every number of columns that a line may have."""
 
     example: str
     value: str
@@ -51,8 +51,8 @@ _QRELS = _Layout("qid 0 docid grade", "grade", {4: (0, 2, 3), 3: (0, 1, 2)}, b"q
 def read_run(path: str | os.PathLike[str], *, name: str | None = None) -> Run:
     """Read a TREC run; its name is the tag of the first line unless another is given.
 
-    A score that is not a finite number, a document twice for one query (the message names both lines),
-    a line with the wrong number of columns and a file without rows are a DataError.
+    Raises DataError for a score that is not a finite number, a document twice for one query (the message
+    names both lines), a line with the wrong number of columns, and a file without rows.
     """
     return _read(path, _RUN, lambda *columns, tag: Run.of(*columns, name=tag if name is None else name))
 
@@ -60,19 +60,19 @@ def read_run(path: str | os.PathLike[str], *, name: str | None = None) -> Run:
 def read_qrels(path: str | os.PathLike[str]) -> Qrels:
     """Read TREC judgements, with or without the iteration column.
 
-    Negative grades are kept (TREC marks junk so) and are never relevant. A fractional grade, a document
-    judged twice for one query (the message names both lines), a line with the wrong number of columns
-    and a file without rows are a DataError.
+    Negative grades are kept (TREC marks junk so) and are never relevant. Raises DataError for a fractional
+    grade, a document judged twice for one query (the message names both lines), a line with the wrong number
+    of columns, and a file without rows.
     """
     return _read(path, _QRELS, lambda *columns, tag: Qrels.of(*columns))
 
 
 def write_run(run: Run, path: str | os.PathLike[str], *, probabilities: bool = False) -> None:
-    """Write a run in TREC form, best first; with `probabilities` these stand in the score column.
+    """Write a run in TREC form, best first; with `probabilities`, these are the score column.
 
-    Reading gives the same floats again, except that equal probabilities are written the smallest steps apart,
-    so that the order stays. The format cannot hold a query without documents, which is left out, nor white
-    space in an id, which is a DataError.
+    Reading gives the same floats again, except that equal probabilities are written the smallest steps
+    apart, so that the order stays. A query without documents is left out, because the format cannot
+    represent it. Raises DataError for white space in an id.
     """
     values = run.scores
     if probabilities:
@@ -83,7 +83,8 @@ def write_run(run: Run, path: str | os.PathLike[str], *, probabilities: bool = F
 
 
 def _apart(run: Run, probabilities: FloatArray) -> FloatArray:
-    """The probabilities, equal neighbours the smallest steps apart: downwards, for those of 0 upwards."""
+    """Return the probabilities with equal neighbours the smallest steps apart: downwards, but
+    upwards for 0."""
     rows = np.arange(run.rows)
     same = np.zeros(run.rows, dtype=bool)
     same[1:] = (probabilities[1:] == probabilities[:-1]) & (run.ranks[1:] > 1)
@@ -100,7 +101,8 @@ def write_qrels(qrels: Qrels, path: str | os.PathLike[str]) -> None:
 
 
 def _read(path: str | os.PathLike[str], layout: _Layout, build: Callable[..., _Table]) -> _Table:
-    """What `build(queries, documents, values, tag=…)` makes of a file; a double document names both lines."""
+    """Read a file and return `build(queries, documents, values, tag=…)`; an error about a repeated document
+    names both lines."""
     width, tag = 0, ""
     parts: list[pa.Table] = []
     for block in files.read_blocks(path):
@@ -130,7 +132,8 @@ def _is_header(line: bytes, layout: _Layout) -> bool:
 
 
 def _begin(block: files.Block, layout: _Layout) -> tuple[files.Block, int, str]:
-    """The block without a header, the number of columns and the tag in its first row (0 if there is none)."""
+    """Return the block without a header, and the number of columns and the tag of its first row (0 if there
+    is none)."""
     for number, line in block.lines():
         fields = line.split()
         if _is_header(line, layout):
@@ -145,7 +148,7 @@ def _begin(block: files.Block, layout: _Layout) -> tuple[files.Block, int, str]:
 
 
 def _cut_at_once(block: files.Block, layout: _Layout, width: int) -> pa.Table | None:
-    """The three columns through Arrow's CSV reader; None when anything about them is unusual."""
+    """Parse the three columns with Arrow's CSV reader; None if anything about them is unusual."""
     query, document, value = layout.columns[width]
     kinds = {query: pa.large_string(), document: pa.large_string(), value: pa.float64()}
     table = files.read_columns(
@@ -164,7 +167,7 @@ def _valid(values: FloatArray, layout: _Layout) -> NDArray[np.bool_]:
 
 
 def _cut_line_by_line(block: files.Block, layout: _Layout, width: int) -> pa.Table:
-    """The three columns in plain Python: slow, but it knows which line is wrong."""
+    """Parse the three columns in plain Python: slow, but it reports which line is wrong."""
     at_query, at_document, at_value = layout.columns[width]
     queries, documents, values = [], [], []
     for number, line in block.lines():

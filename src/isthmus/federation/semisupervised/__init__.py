@@ -1,4 +1,4 @@
-"""Training together on pairs that nobody could label: CS-F-LTR and what is right when counts are noisy."""
+"""Co-training on pairs that nobody could label: CS-F-LTR, and sound alternatives for noisy counts."""
 
 from isthmus.facade import contents
 

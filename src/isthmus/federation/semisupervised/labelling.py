@@ -1,15 +1,15 @@
 """Grades for pairs that nobody judged: a labeller's guesses, and the controls that need no labeller.
 
-    soft        the chance of every grade, as the labeller has it (the paper's code)
+    soft        the labeller's probability of every grade (the paper's code)
     hard        the most probable grade (the paper)
-    negatives   only what is surely irrelevant, as grade 0; other pairs are left out
-    confident   only pairs whose most probable grade is at least so probable, under that grade
-    zero        every pair is irrelevant: the control that asks nobody
-    oracle      the true grades: what a perfect labeller would be worth
+    negatives   only pairs for which grade 0 is probable enough, as grade 0; other pairs are left out
+    confident   only pairs for which some grade is probable enough, under that grade
+    zero        every pair is irrelevant: the control without a labeller
+    oracle      the true grades: the value of a perfect labeller
 
-A labeller that learned from pairs inside a silo expects as many relevant ones across silos, where there are
-fewer. `calibrated` first makes its guesses agree with the judged pairs (Platt's curve on the log-odds of
-being relevant), then moves them to the rate of relevance that the unjudged pairs themselves suggest, by the
+A labeller trained on pairs inside a silo expects as many relevant ones across silos, where there are fewer.
+`calibrated` first fits its guesses to the judged pairs (Platt's curve on the log-odds of being relevant),
+then shifts them to the rate of relevance that the unjudged pairs themselves suggest, by the
 expectation-maximisation of Saerens et al. (2002) for shifted priors.
 """
 
@@ -37,13 +37,13 @@ _log = logging.getLogger("isthmus.federation")
 
 @dataclass(frozen=True)
 class Labelling:
-    """How unjudged pairs take part.
+    """Options for training on unjudged pairs.
 
-    - `beta`: what the mean loss over them counts beside that over judged pairs (eq. 9);
-    - `confidence`: from which chance on `negatives` and `confident` believe a guess;
-    - `rounds`: how often pairs are labelled, each time by the model trained so far;
+    - `beta`: the weight of the mean loss over them, beside that over judged pairs (eq. 9);
+    - `confidence`: the least probability of a guess that `negatives` and `confident` accept;
+    - `rounds`: the number of times that pairs are labelled, each time by the model trained so far;
     - `refresh`: r of y ← (1 − r)·y + r·(the model's guess), from the second labelling on;
-    - `ramp`: the share of rounds before which β is 0, and from which on it is whole, rising in between;
+    - `ramp`: the shares of rounds before which β is 0, and after which it is whole; it rises in between;
     - `by_noise`: weigh a pair by 1/(1 + e²), e the error bar of its counts.
     """
 
@@ -66,11 +66,11 @@ class Labelling:
 
     @property
     def asks(self) -> bool:
-        """Whether a labeller is asked at all."""
+        """Whether a labeller is used at all."""
         return self.kind not in ("zero", "oracle")
 
     def strength(self, done: float) -> float:
-        """β after a share of the rounds."""
+        """Return β after a share of the rounds."""
         if self.ramp is None:
             return self.beta
         first, last = self.ramp
@@ -80,7 +80,7 @@ class Labelling:
 
 @dataclass(frozen=True, eq=False)
 class Guesses:
-    """A chance for every grade of every pair, and what each pair counts; a weight of 0 leaves it out."""
+    """A probability for every grade of every pair, and each pair's weight; a weight of 0 leaves it out."""
 
     probabilities: NDArray[np.float32]
     weights: NDArray[np.float32]
@@ -88,10 +88,10 @@ class Guesses:
 
 @dataclass(frozen=True, eq=False)
 class SiloRows:
-    """What one silo learns from: its judged pairs, and pairs across silos whose grades nobody has.
+    """Training data of one silo: its judged pairs, and pairs across silos without known grades.
 
     `cross.grades` are 0 unless the rows are those of the oracle. `errors` are the cross pairs' error bars,
-    NaN where nobody knows them.
+    NaN if unknown.
     """
 
     labelled: Letor
@@ -99,13 +99,13 @@ class SiloRows:
     errors: FloatArray
 
     def without_cross(self) -> SiloRows:
-        """The same with the judged pairs alone."""
+        """Return the judged pairs alone."""
         none = np.zeros(self.cross.rows, np.bool_)
         return SiloRows(self.labelled, self.cross.keep(none), self.errors[none])
 
 
 def grade_probabilities(parameters: Parameters, features: NDArray[np.float32], grades: int) -> FloatArray:
-    """A network's chance of every grade for (already scaled) rows; a single output is the grade itself."""
+    """Return a network's probability of every grade for (already scaled) rows; one output is the grade."""
     outputs = network_scores(parameters, features).astype(np.float64)
     if outputs.shape[1] == 1:
         return _around(np.clip(outputs[:, 0], 0, grades - 1), grades)
@@ -116,7 +116,7 @@ def grade_probabilities(parameters: Parameters, features: NDArray[np.float32], g
 
 
 def _around(values: FloatArray, grades: int) -> FloatArray:
-    """The two grades beside a value, so that their mean is the value."""
+    """Distribute each value over the two grades beside it, so that their mean is the value."""
     below = np.minimum(values.astype(np.int64), max(grades - 2, 0))
     probabilities = np.zeros((len(values), grades))
     rows = np.arange(len(values))
@@ -129,7 +129,7 @@ def _around(values: FloatArray, grades: int) -> FloatArray:
 
 
 def guess(labeller: Parameters, silo: SiloRows, labelling: Labelling, grades: int) -> Guesses:
-    """Label a silo's cross pairs; features are scaled already."""
+    """Label a silo's cross pairs; features must be scaled already."""
     if not labelling.asks:
         known = silo.cross.grades if labelling.kind == "oracle" else np.zeros_like(silo.cross.grades)
         truth = np.eye(grades)[known]
@@ -159,10 +159,10 @@ def _noise_weights(silo: SiloRows, labelling: Labelling) -> NDArray[np.float32]:
 
 
 def _calibrated(labeller: Parameters, silo: SiloRows, grades: int) -> FloatArray:
-    """Chances that agree with the silo's judged pairs, moved to the rate of the cross pairs.
+    """Return probabilities calibrated on the silo's judged pairs, shifted to the rate of the cross pairs.
 
-    Of the grades above 0, a graded labeller says how likely each is; of a single score only relevance is
-    learned, and those grades stand as the judged pairs have them.
+    A graded labeller also gives the probability of each grade above 0. From a single score only relevance is
+    learned, and the grades above 0 keep their shares among the judged pairs.
     """
     relevant = silo.labelled.grades > 0
     own, foreign = (_evidence(labeller, part.features) for part in (silo.labelled, silo.cross))
@@ -179,7 +179,7 @@ def _calibrated(labeller: Parameters, silo: SiloRows, grades: int) -> FloatArray
 
 
 def _evidence(labeller: Parameters, features: NDArray[np.float32]) -> FloatArray:
-    """What grows with relevance: a single score, or the log-odds of a grade above 0."""
+    """Return a value that grows with relevance: a single score, or the log-odds of a grade above 0."""
     outputs = network_scores(labeller, features).astype(np.float64)
     if outputs.shape[1] == 1:
         return outputs[:, 0]
@@ -193,11 +193,12 @@ def _log_odds(probabilities: FloatArray) -> FloatArray:
 
 
 def shifted(probabilities: FloatArray, prior: float, *, least: float = 0.05, steps: int = 200) -> FloatArray:
-    """Chances learned at one rate of relevance, at the rate that they themselves suggest.
+    """Shift probabilities learned at one rate of relevance to the rate that they themselves suggest.
 
-    Expectation-maximisation (Saerens, Latinne & Decaestecker 2002): π ← mean p', with p' the chances whose
-    odds are multiplied by π(1 − prior)/((1 − π) prior). It starts at the old rate and does not fall below a
-    share `least` of it: where guesses are vague, the likeliest rate is 0, and no evidence for that.
+    Expectation-maximisation (Saerens, Latinne & Decaestecker 2002): π ← mean p', with p' the probabilities
+    after their odds are multiplied by π(1 − prior)/((1 − π) prior). It starts at the old rate and does not
+    fall below a share `least` of it: if guesses are vague, the likeliest rate is 0, without any evidence for
+    that.
     """
     odds = np.clip(probabilities, _EDGE, 1 - _EDGE)
     odds = odds / (1 - odds) * (1 - prior) / prior
@@ -214,7 +215,7 @@ def shifted(probabilities: FloatArray, prior: float, *, least: float = 0.05, ste
 
 
 def mixed(old: Guesses | None, new: Guesses, refresh: float) -> Guesses:
-    """y ← (1 − r)·y + r·(new guess); r = 0 replaces them."""
+    """Mix old and new guesses, y ← (1 − r)·y + r·(new guess); r = 0 replaces the old ones."""
     if old is None or not refresh:
         return new
     probabilities = (1 - refresh) * old.probabilities + refresh * new.probabilities
@@ -222,7 +223,7 @@ def mixed(old: Guesses | None, new: Guesses, refresh: float) -> Guesses:
 
 
 def joint_rows(silo: SiloRows, guesses: Guesses, beta: float) -> TrainingRows:
-    """Judged and guessed rows in one table whose mean loss is L_labelled + β·L_cross (eq. 9)."""
+    """Join judged and guessed rows in one table whose mean loss is L_labelled + β·L_cross (eq. 9)."""
     labelled, cross = silo.labelled, silo.cross
     grades = guesses.probabilities.shape[1]
     truth = np.eye(grades, dtype=np.float32)[labelled.grades]

@@ -1,4 +1,4 @@
-"""CS-F-LTR as Shi et al. print it, whole, on any collection with a ranked run; silos that answer questions.
+"""CS-F-LTR as printed by Shi et al., whole, on any collection with a ranked run; silos that answer questions.
 
     labels       by rank in the run: 1-10 are grade 2, 11-100 grade 1, all others 0 (fault C16: circular)
     counts       Count Sketches of 30 rows and 120 columns; a question is an obfuscated vector (eq. 4) whose
@@ -10,7 +10,7 @@
                  rising to 0.3 from step 100 to 300 (eq. 9)
     measures     as printed (faults C5 and C6), beside the usual ones
 
-`AnswerViews` is how a silo sees another that answers by any mechanism, which sound worlds use too.
+`AnswerViews` has a silo's views of silos that answer by any mechanism; sound experiments use it too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from isthmus.tables import Corpus, Letor, Qrels, Run
 from isthmus.text import Tokens
 
 MEASURES = ("err_printed", "ndcg_printed@10", "nDCG", "map_printed", "ERR", "nDCG@10", "MAP")
-"""As the paper prints ERR, nDCG@10, nDCG and MAP; then the first, the second and the last as they are."""
+"""ERR, nDCG@10, nDCG and MAP as printed in the paper; then ERR, nDCG@10 and MAP as usually defined."""
 FAULTS: Mapping[str, str] = {
     "C1": "eqs. (3) and (6) forget the sign of a row, so that a count has a random sign",
     "C2": "one Laplace draw for all cells cancels between rows: ε is infinite",
@@ -44,17 +44,17 @@ FAULTS: Mapping[str, str] = {
     "C10": "pairs of one query are on both sides of the split",
     "C16": "grades are ranks of another ranker",
 }
-"""What is known to be wrong with the protocol, by number."""
+"""Known faults of the protocol, by number."""
 UNIQUE = 0.8
-"""Distinct words of another silo's document over its length, which is not released: as the authors' code."""
+"""Assumed share of distinct words in other silos' documents, which is not released; as the authors' code."""
 
 
 @dataclass(frozen=True)
 class Printed(private.SharedNoise):
-    """Eqs. (5) and (6) as printed: one draw for all cells, and a median that forgets the signs of rows."""
+    """Eqs. (5) and (6) as printed: one draw for all cells, and a median that ignores the signs of rows."""
 
     def read(self, values: NDArray[Any], signs: NDArray[np.int8], used: IntArray) -> NDArray[Any]:
-        """median_{a ∈ used} v_a."""
+        """Return median_{a ∈ used} v_a."""
         return np.asarray(np.median(np.take_along_axis(values, used[:, :, None], axis=1), axis=1))
 
 
@@ -63,17 +63,17 @@ MECHANISMS: Mapping[str, type[private.Mechanism]] = {
     "per_cell": private.PerCell,
     "scalar": private.Scalar,
 }
-"""How questions are answered, by name; `one_shot` publishes instead."""
+"""Mechanisms that answer questions, by name; `one_shot` publishes instead."""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """The paper's figures, or where it has none those of its authors' code; ε is that of one answer."""
+    """Parameters of the paper, or of its authors' code if the paper has none; ε is that of one answer."""
 
     mechanism: str = "insecure_shared_noise"
     epsilon: float = 0.5
     signed: bool = False
-    """Take the median with the signs that print forgets; all but shared noise always do."""
+    """Take the median with the signs that the paper omits; all mechanisms but shared noise always do."""
     rows: int = 30
     real_rows: int = 10
     shared_rows: int = 1
@@ -101,7 +101,7 @@ class Protocol:
 
     @cached_property
     def kind(self) -> private.Mechanism:
-        """The mechanism; infinite ε has next to no noise."""
+        """The mechanism; an infinite ε becomes one with next to no noise."""
         kind = private.SharedNoise if self._sound_median else MECHANISMS[self.mechanism]
         rows = self.real_rows if self.mechanism == "scalar" else self.rows
         return kind(min(self.epsilon, 1e9), rows)
@@ -119,17 +119,17 @@ class AnsweredCounts:
     totals: Mapping[str, Sequence[private.AnsweredCells]]
 
     def counts(self, documents: IntArray, words: Ids) -> FloatArray:
-        """Not below 0, as the authors' code has it."""
+        """Return the counts; answered ones are at least 0, as in the authors' code."""
         if isinstance(self.cells, ExactCounts):
             return np.asarray(self.cells.counts(documents, words), dtype=np.float64)
         return np.asarray(np.maximum(self.cells.values(documents, words), 0.0), dtype=np.float64)
 
     def frequencies(self, words: Ids) -> FloatArray:
-        """The document frequency of each word of the vocabulary, over all silos."""
+        """Return the document frequency of each word of the vocabulary, over all silos."""
         return self._summed("frequencies", words)
 
     def occurrences(self, words: Ids) -> FloatArray:
-        """The collection count of each, which print lacks and the authors' code has from a third sketch."""
+        """Return each word's collection count; not in the paper, a third sketch in the authors' code."""
         return self._summed("occurrences", words)
 
     def _summed(self, kind: str, words: Ids) -> FloatArray:
@@ -141,7 +141,7 @@ class AnsweredCounts:
 
 @dataclass(eq=False)
 class AnswerViews:
-    """One silo's views of everybody's documents: its own exactly, the others' by asking about its queries."""
+    """One silo's views of all silos' documents: its own exactly, others' by questions about its queries."""
 
     world: CrossSilos
     name: str
@@ -149,7 +149,7 @@ class AnswerViews:
     _views: dict[tuple[str, bool], private.CountsView] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, holder: str, *, noised: bool = False) -> private.CountsView:
-        """A silo's documents; with `noised`, one's own too as others see them."""
+        """Return the view of a holder's documents; `noised` shows the silo's own as others see them too."""
         key = holder, holder == self.name and not noised
         if key not in self._views:
             fields = {name: self._field(holder, name, exact=key[1]) for name in FIELDS}
@@ -173,7 +173,7 @@ class AnswerViews:
 
     @cached_property
     def _totals(self) -> dict[tuple[str, str], list[private.AnsweredCells]]:
-        """Every silo's answers about two texts: all its words, and every document's distinct words."""
+        """Every silo's answers about two texts: all its words, and the distinct words of every document."""
         totals: dict[tuple[str, str], list[private.AnsweredCells]] = {}
         for name in FIELDS:
             for holder, parts in self.world.tokens.items():
@@ -214,7 +214,7 @@ class AnswerViews:
 
 
 def _collections(tokens: Tokens) -> dict[str, Tokens]:
-    """One text with all the words of these, and one with every text's distinct words."""
+    """Return one text with all the words of these texts, and one with the distinct words of each."""
     distinct = tokens.counts().indices.astype(np.int64)
     ends = (np.array([0, len(tokens.terms)]), np.array([0, len(distinct)]))
     return {
@@ -224,9 +224,9 @@ def _collections(tokens: Tokens) -> dict[str, Tokens]:
 
 
 class AnsweringSilos(CrossSilos):
-    """Silos that answer questions about words, each at an ε of its own, instead of publishing cells.
+    """Silos that answer questions about words, each at its own ε, instead of publishing cells.
 
-    Counts are read as answered, negative ones as 0.
+    Counts are used as answered, negative ones as 0.
     """
 
     def __init__(self, corpus: Corpus, streams: Streams, protocol: Protocol) -> None:
@@ -234,18 +234,18 @@ class AnsweringSilos(CrossSilos):
         self.protocol = protocol
 
     def views(self, name: str) -> tuple[Views, Views]:
-        """What it asks about, for both."""
+        """Return the silo's views by questions, for features and for selection alike."""
         views = AnswerViews(self, name, self.protocol)
         return views, views
 
     @property
     def words(self) -> int:
-        """The most words that one silo asks every other about: each costs ε."""
+        """The largest number of words about which one silo asks every other; each costs ε."""
         return max(len(queries.terms.vocabulary) for queries in self.queries.values())
 
 
 def by_rank(corpus: Corpus, run: Run) -> Corpus:
-    """The same collection with grades from ranks in a run; queries that the run lacks go."""
+    """Return the collection with grades from ranks in a run, without the queries that the run lacks."""
     ids = Ids.of(run.queries)[run.query_of_row]
     grades = np.where(run.ranks <= 10, 2, np.where(run.ranks <= 100, 1, 0))
     first = run.ranks <= 100
@@ -255,7 +255,7 @@ def by_rank(corpus: Corpus, run: Run) -> Corpus:
 
 
 class Learner(NamedTuple):
-    """What one silo learns from, scaled: its rows and their grades, and its cross rows."""
+    """Scaled training data of one silo: its rows and their grades, and its cross rows."""
 
     features: FloatArray
     grades: IntArray
@@ -284,7 +284,7 @@ class PrintedWorld:
         return {name: self.world.views(name)[0] for name in self.world.names}
 
     def _inside(self, name: str) -> Letor:
-        """Own pairs that the run has, and some at random that it has not; features from exact counts."""
+        """Return a silo's own pairs with a grade from the run and random others; features by exact counts."""
         grades = self.world.truth[np.ix_(self._own[name], self.world.rows[name])]
         rng = self.streams("negatives", name)
         drawn = np.where(grades > 0, -1.0, rng.random(grades.shape))
@@ -295,7 +295,7 @@ class PrintedWorld:
         return self._rows(name, name, Pairs(queries, documents), grades[mask])
 
     def _across(self, name: str) -> Letor | None:
-        """The best documents of every other silo by BM25 of what it answers."""
+        """Return pairs with the best documents of every other silo, by BM25 from its answers."""
         parts = []
         for holder in (other for other in self.world.names if other != name and len(self.world.rows[other])):
             scores = self._views[name](holder).scores(self.world.queries[name], FIELDS)
@@ -319,12 +319,12 @@ class PrintedWorld:
         return Letor.of(ids[pairs.queries], table, grades, documents=documents[pairs.documents])
 
     def _split(self, name: str, rows: int) -> NDArray[np.bool_]:
-        """Whether a pair is tested on; pairs of one query fall on both sides."""
+        """Draw the pairs of the test set; a query may have pairs on both sides."""
         return np.asarray(self.streams("pairs", name).random(rows) < self.protocol.test)
 
     @cached_property
     def test(self) -> Letor:
-        """The common test set: the pairs of all silos that nobody learned from."""
+        """The common test set: the pairs of all silos that are not used for training."""
         return Letor.concat([rows.keep(self.tested[name]) for name, rows in self.inside.items()])
 
     @cached_property
@@ -334,14 +334,14 @@ class PrintedWorld:
         return rows.mean(axis=0), np.where(spread > 0, spread, 1.0)
 
     def _scaled(self, features: NDArray[Any]) -> FloatArray:
-        """z-scores by the training rows of all silos, and a column of ones."""
+        """Return z-scores by the training rows of all silos, and a column of ones."""
         centre, spread = self._scale
         unit = (features.astype(np.float64) - centre) / spread
         return np.column_stack((unit, np.ones(len(unit))))
 
     @cached_property
     def learners(self) -> dict[str, Learner]:
-        """What every silo learns from."""
+        """The training data of every silo."""
         learners = {}
         for name, rows in self.inside.items():
             own, across = rows.keep(~self.tested[name]), self.across[name]
@@ -350,7 +350,7 @@ class PrintedWorld:
         return learners
 
     def ways(self) -> Iterator[tuple[str, str, FloatArray]]:
-        """Row, silo or "all", and weights (features × grades): Local, Local+, Global, CS-F-LTR."""
+        """Yield row, silo or "all", and weights (features × grades) of Local, Local+, Global, CS-F-LTR."""
         blank = np.zeros((next(iter(self.learners.values())).features.shape[1], 3))
         alone = {
             name: self.descended(blank, {name: one}, None, self.protocol.alone)
@@ -367,9 +367,9 @@ class PrintedWorld:
     def descended(
         self, start: FloatArray, silos: Mapping[str, Learner], labeller: FloatArray | None, steps: int
     ) -> FloatArray:
-        """Adam on the mean of the silos' gradients of L + β·L_cross (eq. 9) + λ‖θ‖²/2.
+        """Minimise the silos' mean of L + β·L_cross (eq. 9) + λ‖θ‖²/2 by Adam.
 
-        Cross pairs have the labeller's most probable grade; without one they are left aside.
+        Cross pairs have the labeller's most probable grade; without a labeller they are left out.
         """
         protocol = self.protocol
         rng = self.streams("training", *silos, steps, labeller is None)
@@ -396,7 +396,7 @@ class PrintedWorld:
         return theta
 
     def measured(self, weights: FloatArray, measures: Sequence[str] = MEASURES) -> dict[str, float]:
-        """How the common test set is ranked by expected grades."""
+        """Evaluate the ranking of the common test set by expected grades."""
         scores = _softmax(self._scaled(self.test.features) @ weights) @ np.arange(weights.shape[1])
         evaluation = evaluate(self.test.qrels(), self.test.run(scores), list(measures))
         return {measure: float(evaluation[measure]) for measure in measures}
@@ -405,7 +405,7 @@ class PrintedWorld:
 def _gradient(
     theta: FloatArray, features: FloatArray, grades: IntArray, batch: int, rng: np.random.Generator
 ) -> FloatArray:
-    """Of the mean cross-entropy over a batch at random."""
+    """Return the gradient of the mean cross-entropy over a random batch."""
     rows = rng.integers(len(features), size=min(batch, len(features)))
     errors = _softmax(features[rows] @ theta)
     errors[np.arange(len(rows)), grades[rows]] -= 1.0

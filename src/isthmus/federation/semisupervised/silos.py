@@ -1,20 +1,20 @@
-"""Which pairs of a silo's queries and other silos' documents are looked at, and what they look like.
+"""Selection of pairs across silos, and the tables of simulated silos for cross-silo training.
 
-A silo's documents with the largest BM25 from released counts. Others' documents are chosen by what was
-released only: choosing by exact counts of another silo would be a release that nobody charged. Every pair
-keeps the silo its document lies in. The rule that makes the candidates when the ranker is used also samples
-the labelled pairs it learns from. `Pick` is the seam for other rules.
+A query is paired with the documents of a silo that have the largest BM25. Other silos' documents are chosen
+from released counts only: choosing by exact counts of another silo would be a release that is not charged.
+Every pair keeps the silo that holds its document. The rule that selects candidates when the ranker is used
+also samples the labelled pairs for training. `Pick` is the interface for other rules.
 
-A collection in silos of one process, and the rows that cross-silo training learns from and is judged on.
-
-Every silo has its own documents exactly and all others through what they release:
+`CrossSilos` is a collection in silos of one process, and `CrossTables` has the rows on which cross-silo
+training is trained and judged. Every silo sees its own documents exactly, and all others through their
+releases:
 
     tokens ── desk ──> published noisy cells ──> released ─┐
     tokens ── sums ── noised ──> totals ───────────────────┴─> Viewer(holder) ──> View ──> features
 
-A silo also reads its own documents as others see them, from its own release: a ranker that is to be used on
-noisy counts can be trained on such. Judged pairs lie inside silos; test queries are ranked over the documents
-of all of them, and no query is in two parts.
+A silo also reads its own documents as others see them, from its own release, so that a ranker for noisy
+counts can be trained on such counts. Judged pairs lie inside silos. Test queries are ranked over the
+documents of all silos, and no query is in two parts.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from isthmus.tables import Corpus, Letor
 from isthmus.text import Tokens, tokenise
 
 DEPTH = 100
-"""Documents of a silo that a query is paired with."""
+"""Number of a silo's documents with which a query is paired."""
 Mask = NDArray[np.bool_]
 Pick = Callable[[private.CountsView, Tokens, int, np.random.Generator, Mask | None], IntArray]
-"""For every query so many documents of a silo, but for banned pairs (queries × documents), or −1 for none."""
+"""Selects so many documents of a silo for every query, except banned (query, document) pairs; −1 for none."""
 
 
 class Views(Protocol):
-    """Every silo's documents, as one silo has their counts; `noised` are its own as others see them."""
+    """One silo's views of all silos' documents; `noised` shows its own as others see them."""
 
     def __call__(self, holder: str, *, noised: bool = False) -> private.CountsView: ...
 
@@ -57,7 +57,7 @@ class Views(Protocol):
 class Chosen:
     """Pairs in the order of their queries; `documents` are positions among the holder's.
 
-    `errors` is how uncertain the counts of each are: see `CountsView.errors`.
+    `errors` is the uncertainty of each pair's counts, see `CountsView.errors`.
     """
 
     queries: IntArray
@@ -70,12 +70,12 @@ class Chosen:
         return len(self.queries)
 
     def take(self, rows: NDArray[np.intp] | Mask) -> Chosen:
-        """Some of the pairs."""
+        """Return some of the pairs."""
         return Chosen(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
     @staticmethod
     def joined(parts: Sequence[Chosen]) -> Chosen:
-        """All pairs in the order of their queries."""
+        """Return all pairs in the order of their queries."""
         columns = [
             np.concatenate([getattr(part, name) for part in parts]) for name in Chosen.__dataclass_fields__
         ]
@@ -84,7 +84,7 @@ class Chosen:
     def letor(
         self, queries: Sequence[str], documents: Sequence[tuple[str, ...]], grades: NDArray[np.int32]
     ) -> Letor:
-        """The pairs as feature rows; `documents` has every holder's ids."""
+        """Return the pairs as feature rows; `documents` has the ids of every holder's documents."""
         starts = np.concatenate(([0], np.cumsum([len(ids) for ids in documents])))
         every = Ids.of([name for ids in documents for name in ids])
         names = every[starts[self.holders] + self.documents]
@@ -98,12 +98,12 @@ def best_by_bm25(
     rng: np.random.Generator,
     banned: Mask | None = None,
 ) -> IntArray:
-    """The documents with the largest BM25, title and body added."""
+    """Select the documents with the largest sum of title and body BM25."""
     return best(view.scores(queries, FIELDS), depth, banned)
 
 
 def best(scores: FloatArray, depth: int, banned: Mask | None) -> IntArray:
-    """The documents of the largest scores, −1 where a pair is banned."""
+    """Return the positions of the largest scores, −1 where a pair is banned."""
     allowed = scores if banned is None else np.where(banned, -np.inf, scores)
     chosen = np.argsort(-allowed, axis=1, kind="stable")[:, :depth]
     return np.where(np.isneginf(np.take_along_axis(allowed, chosen, axis=1)), -1, chosen)
@@ -121,10 +121,10 @@ def gather(
     banned: Mapping[str, Mask] | None = None,
     selecting: Views | None = None,
 ) -> Chosen:
-    """The chosen pairs of own queries and the documents of some silos, with their features.
+    """Select pairs of a silo's own queries with documents of some holders, and compute their features.
 
-    `selecting` may be cheaper views to choose by. What is drawn for one silo does not depend on which others
-    there are: a silo that leaves or joins costs its own pairs only.
+    `selecting` may be cheaper views to select by. Random draws for one holder do not depend on the other
+    holders: a silo that leaves or joins affects only its own pairs.
     """
     parts = []
     for at, holder in holders:
@@ -145,7 +145,7 @@ def gather(
 
 
 SHARES = (0.5, 0.15, 0.35)
-"""Of the queries: to learn from, to choose by, to test on."""
+"""Shares of the queries for training, validation and test."""
 READERS = ("topics", "shrink", "threshold", "plain")
 Reader = Literal["topics", "shrink", "threshold", "plain"]
 _BM25 = [NAMES.index(f"{field}.BM25") for field in FIELDS]
@@ -159,7 +159,7 @@ class Releasing:
     epsilon_totals: float = 0.5
     reader: Reader = "topics"
     width: int | None = None
-    """Cells a document; by default as many as documents of that length need."""
+    """Cells per document; by default as many as documents of that length need."""
 
     def __post_init__(self) -> None:
         if self.reader not in READERS:
@@ -170,7 +170,7 @@ class Releasing:
 
 @dataclass(frozen=True, eq=False)
 class Viewer:
-    """One silo's views of everybody's documents: its own exactly, the others' through what they released."""
+    """One silo's views of all silos' documents: its own exactly, the others' through their releases."""
 
     name: str
     own: Mapping[str, Tokens]
@@ -181,7 +181,7 @@ class Viewer:
     _views: dict[str, private.CountsView] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, holder: str, *, noised: bool = False) -> private.CountsView:
-        """A silo's documents; with `noised`, one's own too as others see them."""
+        """Return the view of a holder's documents; `noised` shows the silo's own as others see them too."""
         released = self.released[holder]
         if holder == self.name and not noised:
             own = {name: private.OwnCounts(self._lexica[name], tokens) for name, tokens in self.own.items()}
@@ -215,7 +215,7 @@ class Viewer:
 
 
 class CrossSilos:
-    """One deal of a collection, one split of its queries, one draw of noise."""
+    """Simulated silos: one deal of a collection, one split of its queries, one draw of noise."""
 
     measures: tuple[str, ...] = ("nDCG@10",)
 
@@ -226,18 +226,18 @@ class CrossSilos:
 
     @cached_property
     def part(self) -> IntArray:
-        """Which part every query is in: training, validation or test; those that belong together in one."""
+        """The part of every query: 0 training, 1 validation, 2 test; linked queries are in the same part."""
         groups = linked_queries(self.corpus)
         return divide(len(self.corpus.queries), SHARES, self.streams("split"), groups=groups, strata=None)
 
     @cached_property
     def documents(self) -> dict[str, tuple[str, ...]]:
-        """The names of every silo's documents."""
+        """The ids of every silo's documents."""
         return {name: self.corpus.silo(name).documents.ids for name in self.names}
 
     @cached_property
     def tokens(self) -> dict[str, dict[str, Tokens]]:
-        """The words of every silo's own documents, field by field."""
+        """The words of every silo's own documents, by field."""
         parts = {name: self.corpus.silo(name).documents for name in self.names}
         return {
             name: {"title": tokenise(part.titles), "body": tokenise(part.bodies)}
@@ -246,12 +246,12 @@ class CrossSilos:
 
     @cached_property
     def queries(self) -> dict[str, Tokens]:
-        """Every silo's own queries."""
+        """The words of every silo's own queries."""
         return {name: tokenise(self.corpus.silo(name).queries.texts) for name in self.names}
 
     @cached_property
     def released(self) -> dict[str, private.Published]:
-        """What every silo has published: cells noised once and for all."""
+        """The cells that every silo has published, with noise drawn once."""
         key, families = self.streams("hashes").bytes(16), {}
         for name in FIELDS:
             lengths = np.concatenate([tokens[name].lengths for tokens in self.tokens.values()])
@@ -276,7 +276,7 @@ class CrossSilos:
 
     @cached_property
     def totals(self) -> dict[str, Statistics]:
-        """Noisy frequencies and counts of all silos together."""
+        """Noisy frequencies and counts, summed over all silos."""
         key, epsilon, totals = self.streams("hashes").bytes(16), self.releasing.epsilon_totals, {}
         for name in FIELDS:
             family = private.HashFamily(key + b"totals" + name.encode(), 1, private.WIDTH)
@@ -288,17 +288,17 @@ class CrossSilos:
         return totals
 
     def viewer(self, name: str, reader: Reader) -> Viewer:
-        """What one silo sees of all documents."""
+        """Return one silo's views of all documents."""
         return Viewer(name, self.tokens[name], self.released, self.totals, reader, self.streams)
 
     def views(self, name: str) -> tuple[Views, Views]:
-        """What a silo computes features from, and the cheaper views it chooses pairs by."""
+        """Return the views by which a silo computes features, and cheaper ones by which it selects pairs."""
         selecting, reader = self.viewer(name, "shrink"), self.releasing.reader
         return selecting if reader == "shrink" else self.viewer(name, reader), selecting
 
     @cached_property
     def truth(self) -> NDArray[np.int32]:
-        """The grade of every query and document."""
+        """The grade of every query and document, of shape (queries, documents)."""
         corpus, qrels = self.corpus, self.corpus.qrels
         rows = {query: at for at, query in enumerate(corpus.queries.ids)}
         query = np.array([rows.get(name, -1) for name in qrels.queries], dtype=np.int64)[qrels.query_of_row]
@@ -327,7 +327,7 @@ class CrossSilos:
         return {name: np.flatnonzero(self.corpus.queries.silos == at) for at, name in enumerate(self.names)}
 
     def banned(self, name: str) -> dict[str, NDArray[np.bool_]]:
-        """The pairs of a silo's queries with the documents these were made from."""
+        """Return, by holder, the pairs of a silo's queries with the documents from which these were made."""
         own = self.corpus.queries.own
         if not own:
             return {}
@@ -336,7 +336,7 @@ class CrossSilos:
         return {holder: sources[:, None] == rows for holder, rows in self.rows.items()}
 
     def letor(self, name: str, chosen: Chosen) -> Letor:
-        """A silo's pairs as graded rows."""
+        """Return a silo's pairs as feature rows with grades."""
         rows = [self.rows[holder] for holder in self.names]
         starts = np.concatenate(([0], np.cumsum([len(part) for part in rows])))
         document = np.concatenate(rows)[starts[chosen.holders] + chosen.documents]
@@ -345,12 +345,12 @@ class CrossSilos:
         return chosen.letor(ids, [self.documents[holder] for holder in self.names], grades)
 
     def parts(self, names: tuple[str, ...]) -> NDArray[np.int64]:
-        """The part of queries by name: 0 to learn from, 1 to choose by, 2 to test on."""
+        """Return the part of each named query: 0 training, 1 validation, 2 test."""
         place = {query: at for at, query in enumerate(self.corpus.queries.ids)}
         return self.part[[place[name] for name in names]]
 
     def evaluated(self, table: Letor, scores: NDArray[Any], part: int) -> Evaluation:
-        """How a part's queries are ranked; relevant documents that are no candidates count as missed."""
+        """Evaluate the ranking of a part's queries; relevant documents outside the candidates are missed."""
         rows = np.flatnonzero(self.part == part)
         ids = [self.corpus.queries.ids[row] for row in rows if self.truth[row].max() > 0]
         return evaluate(self.corpus.qrels[ids], table.run(scores), self.measures)
@@ -368,7 +368,7 @@ class CrossTables:
         self._views = {name: self.views(name) for name in world.names}
 
     def views(self, name: str) -> tuple[Views, Views]:
-        """What a silo computes features from, and what it chooses pairs by."""
+        """Return the views from which a silo computes features, and those by which it selects pairs."""
         return self.world.views(name)
 
     def _gather(
@@ -389,12 +389,12 @@ class CrossTables:
 
     @cached_property
     def inside(self) -> dict[str, Letor]:
-        """A silo's queries with its own documents, by exact counts."""
+        """Every silo's queries paired with its own documents, by exact counts."""
         return self._own(noised=False)
 
     @cached_property
     def noised(self) -> dict[str, Letor]:
-        """The same pairs as other silos would see them."""
+        """The same pairs, by counts as other silos see them."""
         return self._own(noised=True)
 
     def _own(self, *, noised: bool) -> dict[str, Letor]:
@@ -406,11 +406,11 @@ class CrossTables:
 
     @cached_property
     def across(self) -> Cross:
-        """A silo's queries with all other silos' documents, and the error bars of their counts."""
+        """Every silo's queries paired with all other silos' documents, and the error bars of their counts."""
         return self.across_by(best_by_bm25)
 
     def across_by(self, pick: Pick) -> Cross:
-        """The same, chosen by another rule."""
+        """Return such pairs, selected by another rule."""
         cross = {}
         for name, own in self.world.query_rows.items():
             others = [holder for holder in self.world.names if holder != name]
@@ -422,7 +422,7 @@ class CrossTables:
     def silos(
         self, inside: Mapping[str, Letor], labels: int | None = None, across: Cross | None = None
     ) -> list[SiloRows]:
-        """What every silo learns from; with `labels`, so many of its queries at most have judgements."""
+        """Return the training data of every silo; `labels` limits the number of its judged queries."""
         cross = self.across if across is None else across
         return [self._silo(name, inside[name], labels, cross) for name in self.world.names if name in inside]
 
@@ -438,7 +438,7 @@ class CrossTables:
 
     @cached_property
     def ranked(self) -> dict[int, Letor]:
-        """The candidates of the queries of parts 1 and 2, of all silos."""
+        """The candidates of validation and test queries (parts 1 and 2), from all silos."""
         tables = list(self.inside.values()) + [cross for cross, _ in self.across.values()]
         ranked = {}
         for part in (1, 2):
@@ -447,7 +447,7 @@ class CrossTables:
         return ranked
 
     def bm25(self, part: int) -> NDArray[Any]:
-        """Title and body BM25 added, of the candidates of a part."""
+        """Return the sum of title and body BM25 of the candidates of a part."""
         summed: NDArray[Any] = self.ranked[part].features[:, _BM25].sum(axis=1)
         return summed
 

@@ -1,13 +1,13 @@
 """The four ways to train on silos' judged pairs and on pairs across silos that nobody judged.
 
     Local      every silo on its own judged pairs
-    Local+     and on its own cross pairs, labelled by its own model of the labelling before
-    Global     one model on everybody's judged pairs, federated
-    CS-F-LTR   the average of the local models labels everybody's cross pairs and is where federated training
-               on judged and labelled pairs starts
+    Local+     also on its own cross pairs, labelled by its own model from the labelling before
+    Global     one federated model on all silos' judged pairs
+    CS-F-LTR   the average of the local models labels all silos' cross pairs, and is the start of federated
+               training on judged and labelled pairs
 
-Federated training is the same as anywhere else in Isthmus: the same rounds, strategies, runtimes, checks and
-checkpoints. A silo's labels are made in the silo, when the coordinator sends it a labeller, and stay there.
+Federated training uses the same rounds, strategies, runtimes, checks and checkpoints as elsewhere in Isthmus.
+A silo's labels are made in the silo, when the coordinator sends it a labeller, and stay there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from isthmus.randomness import Streams
 from isthmus.tables import Letor
 
 LABEL = f"{MessageType.QUERY}.label"
-"""The message that brings a silo a labeller."""
+"""Type of the message that brings a silo a labeller."""
 _GUESSES = "guesses"
 
 Remember = Callable[[State], None]
@@ -49,11 +49,11 @@ MEAN = StrategyOptions("fedtrimmedavg", trim=0.0)
 
 @dataclass(frozen=True)
 class Anchor:
-    """What a model is drawn to where judged queries are few: the average of what silos alone learn from some
-    features, BM25 of title and body by default.
+    """Prior to which a model is drawn if judged queries are few: the average of models that silos train alone
+    on some features, BM25 of title and body by default.
 
-    The model becomes λ·(what training gave) + (1 − λ)·(that average), λ = n/(n + `queries`) for n judged
-    queries of all silos: as many as `queries` weigh as much as the plain model.
+    The result is λ·(the trained model) + (1 − λ)·(that average) with λ = n/(n + `queries`) for n judged
+    queries of all silos: at n = `queries` both have the same weight.
     """
 
     queries: float = 40.0
@@ -64,7 +64,7 @@ class Anchor:
             raise ConfigError("queries ≥ 0, and columns to stand on", key="anchor", value=self.queries)
 
     def muted(self, scaling: rankers.Scaling) -> rankers.Scaling:
-        """The scaling under which all other features are 0."""
+        """Return the scaling under which all other features are 0."""
         if max(self.columns) >= scaling.width:
             raise ConfigError(
                 f"features {self.columns} (from 0) to stand on, where rows have {scaling.width}", key="anchor"
@@ -79,7 +79,7 @@ class Anchor:
     def drawn(
         self, model: Mapping[str, Array], plain: Mapping[str, Array], judged: int
     ) -> rankers.Parameters:
-        """A linear model between what was trained and the plain one."""
+        """Return the linear model between a trained one and the plain one, for a number of judged queries."""
         mask = np.isin(np.arange(len(plain["weight0"])), self.columns)[:, None]
         bare = dict(plain) | {"weight0": np.where(mask, plain["weight0"], 0).astype(np.float32)}
         share = judged / (judged + self.queries) if judged else 0.0
@@ -88,16 +88,16 @@ class Anchor:
 
 @dataclass(frozen=True)
 class CoTraining:
-    """How to train.
+    """Options of co-training.
 
     - `model`: "classification" is a softmax over grades scored by the expected grade, "regression" least
       squares; "pairwise" (RankNet), "listwise" (softmax over a list) and "lambdarank" are rankers of lists;
       all linear unless `hidden` has layers;
-    - `local_epochs`: passes of a silo alone, before models are averaged; a round of federated training has
-      `epochs`;
+    - `local_epochs`: passes of a silo that trains alone, before models are averaged; a round of federated
+      training has `epochs`;
     - `updates`: "parallel" asks all silos in a round, "serial" one after another (Algorithm 3 allows both);
-    - `strategy`: how models become one; the paper's is their plain mean;
-    - `anchor`: what the model is drawn to where judged queries are few.
+    - `strategy`: the aggregation of models; the paper's is their plain mean;
+    - `anchor`: the prior to which the model is drawn if judged queries are few.
     """
 
     labelling: Labelling | None = None
@@ -114,7 +114,7 @@ class CoTraining:
     strategy: StrategyOptions = field(default_factory=lambda: MEAN)
     anchor: Anchor | None = None
     secure: bool = False
-    """Add models up under masks; the mean then counts silos by their examples."""
+    """Add models up under masks; the mean then weighs silos by their examples."""
     runtime: Literal["in-process", "ray"] = "in-process"
     seed: int = 0
 
@@ -134,10 +134,10 @@ class CoTraining:
             )
 
     def local(self, epochs: int, *, silos: int = 1) -> rankers.LocalTraining:
-        """How a silo trains for so many epochs.
+        """Return the local training of a silo for a number of epochs.
 
-        A step takes a batch of judged rows and, beside labelled cross rows, one batch more for every other
-        silo: an epoch then has as many steps with them as without.
+        A step uses a batch of judged rows and, with labelled cross rows, one more batch for every other silo:
+        an epoch then has as many steps with them as without.
         """
         lists = self.model in LISTS
         batches = silos if self.labelling is not None and not lists else 1
@@ -151,7 +151,7 @@ class CoTraining:
         )
 
     def rounds_of(self, silos: int, count: int) -> Config:
-        """The federated training of so many silos, up to a round."""
+        """Return the configuration of federated training over a number of silos, up to round `count`."""
         sampled = silos if self.updates == "parallel" else 1
         return Config(
             seed=self.seed,
@@ -166,12 +166,12 @@ class CoTraining:
         )
 
     def summable(self, strategy: StrategyOptions) -> StrategyOptions:
-        """A secure sum has no single models to average coordinate by coordinate."""
+        """Return the strategy; FedAvg for the coordinate-wise mean, which a secure sum cannot compute."""
         return StrategyOptions("fedavg") if self.secure and strategy == MEAN else strategy
 
 
 LISTS = ("pairwise", "listwise", "lambdarank")
-"""Models that rank lists: they give scores and no probabilities."""
+"""Models that rank lists: they give scores, not probabilities."""
 _LOSSES = {
     "classification": "cross_entropy",
     "regression": "squared_error",
@@ -183,7 +183,7 @@ _LOSSES = {
 
 @dataclass(frozen=True, eq=False)
 class CoTrained:
-    """A model that came out, and how it came about."""
+    """A trained model, with its scaling, training options and history."""
 
     parameters: rankers.Parameters
     scaling: rankers.Scaling
@@ -197,13 +197,13 @@ class CoTrained:
 
 
 def fitted_scaling(silos: Sequence[SiloRows], kind: str) -> rankers.Scaling:
-    """The scaling of everybody's judged rows, from sums."""
+    """Fit the scaling of all silos' judged rows, from sums."""
     stats = [rankers.ScalingStats.of(silo.labelled, kind) for silo in silos if silo.labelled.rows]
     return rankers.Scaling.fit(kind, sum(stats[1:], stats[0]))
 
 
 def scaled(silo: SiloRows, scaling: rankers.Scaling) -> SiloRows:
-    """A silo's rows with their features scaled."""
+    """Return a silo's rows with their features scaled."""
     return SiloRows(scaling(silo.labelled), scaling(silo.cross), silo.errors)
 
 
@@ -215,9 +215,9 @@ def local_models(
     grades: int,
     names: Sequence[str] | None = None,
 ) -> list[rankers.Parameters]:
-    """`Local`: one model a silo, all from the same start; a silo without judged pairs keeps the start.
+    """Train `Local`: one model per silo, all from the same start, which silos without judged pairs keep.
 
-    The same draws as in a federation's first round, when silos of these names train alone there.
+    The random draws are those of a federation's first round in which silos of these names train alone.
     """
     called = names or simulated_names(len(silos))
     local = config.local(config.local_epochs)
@@ -238,7 +238,7 @@ def self_taught(
     *,
     grades: int,
 ) -> list[rankers.Parameters]:
-    """`Local+`: every silo goes on from its own model, on cross pairs that this model labelled."""
+    """Train `Local+`: every silo continues from its own model, on cross pairs that this model labelled."""
     labelling = config.labelling or Labelling()
     local = config.local(max(1, config.local_epochs // labelling.rounds), silos=len(silos))
     trained = []
@@ -255,19 +255,19 @@ def self_taught(
 
 
 def averaged(models: Sequence[rankers.Parameters]) -> rankers.Parameters:
-    """The unweighted mean of models: the labeller, and where CS-F-LTR starts."""
+    """Return the unweighted mean of models: the labeller, and the start of CS-F-LTR."""
     names = [f"{at:04d}" for at in range(len(models))]
     return combine(dict.fromkeys(names, 1 / len(models)), dict(zip(names, models, strict=True)))
 
 
 def first_model(config: CoTraining, scaling: rankers.Scaling, grades: int) -> rankers.Parameters:
-    """What every silo starts from, by the seed."""
+    """Return the model from which every silo starts, drawn by the seed."""
     outputs = config.local(1).resolved_loss().outputs(grades)
     return rankers.initial_parameters(scaling.width, config.hidden, outputs, Streams(config.seed)("init"))
 
 
 class Sources(Protocol):
-    """Where a silo's rows are found."""
+    """Access to a silo's rows."""
 
     def name(self, context: Context) -> str: ...
 
@@ -282,7 +282,7 @@ def simulated_names(silos: int) -> list[str]:
 
 
 class InMemory:
-    """Simulated silos, by partition."""
+    """Simulated silos in memory, by partition."""
 
     def __init__(self, silos: Sequence[SiloRows], names: Sequence[str] | None = None) -> None:
         self._silos = list(silos)
@@ -302,8 +302,8 @@ class InMemory:
 
 
 class Studied:
-    """A silo's training rows: judged rows, and cross rows under the guesses that the silo keeps in its own
-    context, once a labeller has come."""
+    """Access to a silo's training rows: judged rows and, once a labeller has come, cross rows under the
+    guesses that the silo stores in its own context."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -314,7 +314,7 @@ class Studied:
         return self._sources.name(context)
 
     def table(self, context: Context) -> Letor:
-        """The judged rows, which the silo describes itself by."""
+        """The judged rows, from which the silo describes itself."""
         return self._sources.labelled(context)
 
     def scaled(self, context: Context, scaling: rankers.Scaling) -> Letor:
@@ -335,7 +335,7 @@ class Studied:
         return joint_rows(rows, Guesses(stored["chances"], stored["weights"]), float(stored["beta"]))
 
     def label(self, message: Message, context: Context) -> Message:
-        """Label the cross rows by the model that came, or only take another β."""
+        """Label the cross rows by the model in the message, or only change β."""
         settings, records = settings_of(message), message.content.array_records
         scaling = rankers.Scaling.from_arrays(
             settings["scaling"], int(settings["width"]), unpack(records["scaling"])
@@ -357,7 +357,7 @@ class Studied:
 def studying_app(
     sources: Sources, *, book: Book = no_book, trusts: members.Trusts = members.anybody
 ) -> ClientApp:
-    """The ClientApp of silos that label their own cross pairs; without a labeller they train like any."""
+    """Build the ClientApp of silos that label their cross pairs; without a labeller they train as usual."""
     studied = Studied(sources)
     app = client_app(studied, book=book, trusts=trusts)
 
@@ -369,7 +369,7 @@ def studying_app(
 
 
 class RoundRobin(Coordinator):
-    """Rounds of one silo each, in the order of their names."""
+    """Coordinator with one silo per round, in the order of their names."""
 
     def _sample(self, number: int, attempt: int) -> dict[int, str]:
         present = self.registration.gather(self.grid, self.config.rounds.minimum)
@@ -379,16 +379,16 @@ class RoundRobin(Coordinator):
 
 @dataclass(frozen=True, eq=False)
 class Conductor:
-    """The coordinator's side: when to label, with what, and the federated rounds in between."""
+    """The coordinator's side: when to label and with which model, and the federated rounds in between."""
 
     config: CoTraining
     grades: int
     held_out: HeldOut = field(default_factory=HeldOut)
     silos: int | None = None
-    """How many to wait for; by default those that are there."""
+    """Number of silos to wait for; by default those that are connected."""
 
     def run(self, grid: Grid, start: State | None, remember: Remember) -> State:
-        """Everything from the first model to the last round, on any grid."""
+        """Train from the first model to the last round, on any grid."""
         silos = self.silos or len(set(grid.get_node_ids()))
         state = start or self._first(grid, silos)
         plain = None if self.config.anchor is None else self._plain(grid, silos, state.scaling)
@@ -414,7 +414,7 @@ class Conductor:
         return Coordinator if self.config.updates == "parallel" else RoundRobin
 
     def _alone(self, grid: Grid, silos: int) -> Coordinator:
-        """One long round of plain averaging: silos train alone."""
+        """Return a coordinator for one long round of plain averaging, in which silos train alone."""
         alone = replace(
             self.config.rounds_of(silos, 1),
             local=self.config.local(self.config.local_epochs),
@@ -424,14 +424,14 @@ class Conductor:
         return Coordinator(alone, HeldOut(), grid)
 
     def _first(self, grid: Grid, silos: int) -> State:
-        """The average of models that silos trained alone."""
+        """Return the average of models that silos trained alone."""
         first = self._alone(grid, silos).run(None, lambda state: None)
         return State(0, first.parameters, first.scaling)
 
     def _plain(
         self, grid: Grid, silos: int, scaling: rankers.Scaling
     ) -> Callable[[Mapping[str, Array]], rankers.Parameters]:
-        """What silos alone learn from the anchor's features; draws a model to it."""
+        """Train silos alone on the anchor's features. Returns a function that draws a model to their mean."""
         anchor, coordinator = self.config.anchor or Anchor(), self._alone(grid, silos)
         muted = anchor.muted(scaling)
         start = State(0, first_model(self.config, muted, self.grades), muted)
@@ -440,7 +440,7 @@ class Conductor:
         return lambda model: anchor.drawn(model, parameters, judged)
 
     def _schedule(self) -> list[tuple[int, float, bool]]:
-        """(up to which round, β, whether to label anew) for every stretch of training."""
+        """Return (last round, β, whether to label anew) for every stretch of training."""
         rounds, labelling = self.config.rounds, self.config.labelling
         if labelling is None:
             return [(rounds, 0.0, False)]
@@ -456,7 +456,7 @@ class Conductor:
         ]
 
     def _label(self, grid: Grid, state: State, labelling: Labelling, now: tuple[float, bool]) -> None:
-        """Send the model to every silo that is there; who does not answer trains on what it has."""
+        """Send the model to every connected silo; a silo that does not answer trains on the labels it has."""
         beta, anew = now
         settings = {
             "scaling": state.scaling.kind,
@@ -482,9 +482,9 @@ def cotrain(
     remember: Remember = lambda state: None,
     names: Sequence[str] | None = None,
 ) -> CoTrained:
-    """`Global` (without a labelling) or `CS-F-LTR` (with one), over a runtime.
+    """Train `Global` (without a labelling) or `CS-F-LTR` (with one), over a runtime.
 
-    `start` may bring a first model, for instance the average of local ones that exist already.
+    `start` may contain a first model, such as the average of existing local ones.
     """
     conductor = Conductor(config, grades, held_out or HeldOut())
 

@@ -1,7 +1,7 @@
-"""The ways to train on pairs across silos that nobody judged, side by side on the same tables.
+"""Ways to train on pairs across silos that nobody judged, side by side on the same tables.
 
-`Ways.rankers` yields one ranker a way: every silo alone, all silos' judged pairs, the same with labelled
-cross pairs (CS-F-LTR), and the product's default, which is drawn to BM25 where judged queries are few.
+`Ways.rankers` yields one ranker per way: every silo alone, all silos' judged pairs, the same with labelled
+cross pairs (CS-F-LTR), and the product's default, which is drawn to BM25 if judged queries are few.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Scorer = Callable[[Letor], NDArray[Any]]
 
 PLAIN = training.CoTraining()
 LABELLINGS: Mapping[str, Labelling] = {"CS-F-LTR": Labelling("soft"), "all-zero": Labelling("zero", beta=0.3)}
-"""What labels the cross pairs, by way: the averaged model's soft grades, or 0 for every pair."""
+"""Labels of the cross pairs, by way: the averaged model's soft grades, or 0 for every pair."""
 ANCHORED = "anchored Global"
 DEFAULT = ANCHORED
 """The product's default.
 
-On validation queries of the judged collections it and its noise-aware twin lead, within .001 of each other.
-At smaller budgets noise-aware training loses much where counts are read by shrinking; it does not.
+On validation queries of the judged collections, this way and its noise-aware twin lead, within .001 of each
+other. At smaller budgets noise-aware training loses much if counts are read by shrinking; this way does not.
 """
 
 
 class Way(NamedTuple):
-    """A trained ranker: the row it stands in, and "all" or the silo whose own model it is."""
+    """A trained ranker: its row in a table of results, and "all" or the silo whose own model it is."""
 
     row: str
     part: str
@@ -42,9 +42,10 @@ class Way(NamedTuple):
 
 
 class Ways:
-    """Tables to train on and to rank by; with `labels`, so many judged queries a silo at most.
+    """Tables to train and to rank on; `labels` limits the number of judged queries per silo.
 
-    `plain` is how to train: rankers of lists label cross pairs when calibrated, and have no anchor.
+    `plain` has the training options. Rankers of lists label cross pairs only when calibrated, and have no
+    anchor.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Ways:
         self.grades = tables.world.grades
 
     def rankers(self, *, every: bool = True) -> Iterator[Way]:
-        """Every way, or without those that a control does not need."""
+        """Yield the ranker of every way; without `every`, leave out those that a control does not need."""
         silos = self.silos(self.tables.inside)
         config, lists = self._paced(replace(self.plain, seed=self.seed)), self.plain.model in training.LISTS
         start, models = self.begun(silos, config)
@@ -78,13 +79,13 @@ class Ways:
             yield Way(name, "all", self.trained(silos, labelled, start))
 
     def silos(self, inside: Mapping[str, Letor]) -> list[SiloRows]:
-        """What the silos learn from, given their judged rows."""
+        """Return the silos' training data, given their judged rows."""
         return self.tables.silos(inside, self.labels)
 
     def alone(
         self, models: list[Parameters], silos: list[SiloRows], config: training.CoTraining, scaling: Scaling
     ) -> Iterator[Way]:
-        """`Local`, and `Local+`, which trains again on cross pairs that it labels itself."""
+        """Yield `Local`, and `Local+`, which trains again on cross pairs that it labels itself."""
         yield from self._each("Local", models, silos, scaling)
         calibrated = config.model in training.LISTS
         taught = replace(config, labelling=Labelling("soft", beta=0.1, calibrated=calibrated))
@@ -92,7 +93,7 @@ class Ways:
         yield from self._each("Local+", again, silos, scaling)
 
     def _paced(self, config: training.CoTraining) -> training.CoTraining:
-        """Few judged rows are gone through more often: all ways take as many steps."""
+        """Return options with more passes over fewer judged rows, so that all runs take as many steps."""
         some, every = (self.tables.silos(self.tables.inside, labels) for labels in (self.labels, None))
         rows = [sum(silo.labelled.rows for silo in silos) for silos in (some, every)]
         times = max(1, round(rows[1] / max(rows[0], 1)))
@@ -101,13 +102,14 @@ class Ways:
     def _each(
         self, row: str, models: list[Parameters], silos: list[SiloRows], scaling: Scaling
     ) -> Iterator[Way]:
-        """One model a silo; a silo that has nothing to learn from has none."""
+        """Yield one ranker per silo, except for silos without judged rows."""
         for name, model, silo in zip(self.tables.inside, models, silos, strict=True):
             if silo.labelled.rows:
                 yield Way(row, name, network(model, scaling))
 
     def begun(self, silos: list[SiloRows], config: training.CoTraining) -> tuple[State, list[Parameters]]:
-        """The silos' own models, and their average, which labels and is where CS-F-LTR starts."""
+        """Train the silos' own models. Returns a state with their average, which labels pairs and starts
+        CS-F-LTR, and the models themselves."""
         scaling = training.fitted_scaling(silos, config.scaling)
         models = training.local_models(silos, config, scaling, grades=self.grades)
         return State(0, training.averaged(models), scaling), models
@@ -115,14 +117,14 @@ class Ways:
     def trained(
         self, silos: list[SiloRows], config: training.CoTraining, start: State | None = None
     ) -> Scorer:
-        """How the ranker that these silos train together scores rows."""
+        """Train a ranker with these silos and return its scoring function."""
         result = self.model(silos, config, start)
         return network(result.parameters, result.scaling)
 
     def model(
         self, silos: list[SiloRows], config: training.CoTraining, start: State | None = None
     ) -> training.CoTrained:
-        """The ranker; without a start, from local models that have not trained."""
+        """Train a ranker with these silos; without `start`, from an untrained first model."""
         if config.labelling is None:
             silos = [silo.without_cross() for silo in silos]
         if start is None:
@@ -132,5 +134,5 @@ class Ways:
 
 
 def network(parameters: Mapping[str, NDArray[Any]], scaling: Scaling) -> Scorer:
-    """How a network scores rows, which it scales first."""
+    """Return a network's scoring function, which scales rows first."""
     return lambda table: scores_of(dict(parameters), scaling(table))

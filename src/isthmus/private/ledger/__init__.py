@@ -1,4 +1,4 @@
-"""The ledger: what left a silo, what it cost, and what may still leave."""
+"""The ledger: what left a silo, what it cost, and how much budget is left."""
 
 from isthmus.facade import contents
 

@@ -1,18 +1,18 @@
-"""What a document may give away over all its versions, to everybody together and to each peer alone.
+"""Accounts of documents: budgets over all versions of a document, for all peers together and for each peer.
 
-Documents and their versions: who belongs to whom, and which noise nonce is current.
+Documents and versions: to which lineage a document belongs, and which noise nonce is current.
 
-A document that comes under a new name with words that the ledger has met continues the lineage of the name
-that had them first: its budget, not a new one. A document that takes on another's words under a name of
-its own has both pay. Words are met again whatever the title, the markup and the spaces between them are.
+A document that appears under a new name with words that the ledger already has continues the lineage of the
+name that had them first: its budget, not a new one. A document that takes on another's words under a name of
+its own is charged to both lineages. Words are recognised whatever the title, the markup and the spaces
+between them are.
 
-Charging a batch of documents in a handful of statements, whatever its size.
+Charges: a batch of documents is charged in a handful of statements, whatever its size. Its documents are
+written to a temporary table of the connection (the workbench), once; everything else is set-based SQL inside
+the caller's transaction: which of them cost something, whether any would overspend, then the charges and the
+running sums.
 
-The documents at hand are written to a table of this connection, once; everything else is set-based SQL
-inside the caller's transaction: which of them cost something, whether any would overspend, then the charges
-and the running sums.
-
-What the ledger tells: accounts of documents, what left, and whether the sums are right.
+Queries: accounts of documents, what left, and whether the sums are right.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from isthmus.private.ledger.store import EVERYBODY, INCIDENT, NO_GUARANTEE, SQL
 class Budget:
     """The budget of every document's lineage, and of all documents of a subject together (`subjects`).
 
-    `epsilon` caps the sum over all peers, who may collude; `per_peer` and `peers` are limits of single peers
-    below it. `rule` and `delta` say how releases compose; basic composition is exact and has δ = 0.
+    `epsilon` limits the sum over all peers, who may collude; `per_peer` and `peers` are lower limits of
+    single peers. `rule` and `delta` say how releases compose; basic composition is exact and has δ = 0.
 
-    The default is word counts at 8, document frequencies at 0.5 and collection counts at 0.5, once.
+    The default suffices for word counts at 8, document frequencies at 0.5 and collection counts at 0.5, once.
     """
 
     epsilon: float = 9.0
@@ -49,9 +49,10 @@ class Budget:
     per_peer: float | None = None
     peers: Mapping[str, float] = field(default_factory=dict)
     subject: str = ""
-    """What a subject is called where documents have one: patient, customer; else subject."""
+    """The noun for a subject, such as patient or customer; if empty, subject."""
     forgotten: float = field(default=0.0, compare=False)
-    """What every document counts as having spent besides, because a ledger was lost: the ledger's to set."""
+    """The ε that every document counts as having spent in addition, because a ledger was lost; set by the
+    ledger only."""
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
@@ -92,23 +93,23 @@ class Budget:
         return self.ceiling if epsilon is None else self._ceiling(epsilon)
 
     def most(self, peer: str | None = None) -> float:
-        """The ε of all peers together or of one, as it was set."""
+        """The configured ε of all peers together or of one."""
         own = None if peer is None else self.peers.get(peer, self.per_peer)
         return self.epsilon if own is None else own
 
     def composed(self, loss: PrivacyLoss) -> float:
-        """One ε for a loss and what was forgotten, by this budget's rule."""
+        """The ε of a loss together with `forgotten`, by this budget's rule."""
         return (loss + PrivacyLoss.of(self.forgotten)).at(delta=self.delta, rule=self.rule)
 
     def to_json(self) -> str:
-        """The form the ledger keeps, ∞ included, which is Python's JSON and nobody else's."""
+        """The JSON that the ledger stores. It may contain ∞, which only Python's JSON allows."""
         fields = asdict(self) | {"peers": dict(self.peers)}
         del fields["forgotten"]
         return json.dumps(fields)
 
     @classmethod
     def from_json(cls, text: str) -> Budget:
-        """The budget that `to_json` wrote."""
+        """Read a budget from the JSON of `to_json`."""
         return cls(**json.loads(text))
 
     def __str__(self) -> str:
@@ -122,7 +123,7 @@ class Budget:
 
 
 def load(db: sqlite3.Connection, covered: Covered) -> None:
-    """Put documents on the workbench, with the numbers of those the ledger has met."""
+    """Put documents on the workbench, with the numbers of those that the ledger has."""
     db.execute("DELETE FROM batch")
     db.executemany(SQL["load"], zip(covered.documents, covered.versions, strict=True))
     if db.execute("SELECT 1 FROM batch WHERE fits = 0 LIMIT 1").fetchone():
@@ -130,7 +131,7 @@ def load(db: sqlite3.Connection, covered: Covered) -> None:
 
 
 def admit(db: sqlite3.Connection) -> None:
-    """Enter those documents and versions on the workbench that the ledger has not met."""
+    """Enter the documents and versions on the workbench that the ledger does not have."""
     if not db.execute("SELECT 1 FROM batch WHERE version IS NULL LIMIT 1").fetchone():
         return
     db.execute("INSERT OR IGNORE INTO document (name) SELECT document FROM batch WHERE version IS NULL")
@@ -143,7 +144,8 @@ def admit(db: sqlite3.Connection) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What tells whether a document changed, and what its words are known by; nothing where it has none."""
+    """Digests of a document: `exact` shows whether it changed, `text` identifies its words and is empty
+    without any."""
 
     exact: bytes
     text: bytes = b""
@@ -152,7 +154,7 @@ class Content:
 def current(
     db: sqlite3.Connection, documents: Sequence[str], contents: Sequence[Content]
 ) -> list[str | None]:
-    """The name of each document's newest version where that has this content."""
+    """The name of each document's newest version, or None where that has other content."""
     db.execute("DELETE FROM batch")
     db.executemany("INSERT INTO batch (document) VALUES (?)", ((name,) for name in documents))
     rows = db.execute(SQL["current"])
@@ -163,9 +165,10 @@ def current(
 
 
 def enter(db: sqlite3.Connection, document: str, content: Content, nonce: str) -> str:
-    """Make a version of this content the document's newest; its name.
+    """Make a version of this content the document's newest. Returns its name.
 
-    It is a new one under the nonce, unless an older Isthmus has entered it, which knew nothing of texts.
+    It is a new version named by the nonce, unless an older Isthmus, which stored no digest of words, entered
+    it.
     """
     values: dict[str, Any] = {
         "document": document,
@@ -185,8 +188,8 @@ def enter(db: sqlite3.Connection, document: str, content: Content, nonce: str) -
 
 
 def copies(db: sqlite3.Connection, per_subject: int | None = None) -> list[bool]:
-    """Which of the documents on the workbench have a payer that one before them has, too; with `per_subject`
-    also those beyond so many of a subject."""
+    """Whether each document on the workbench shares a payer with an earlier one; with `per_subject`,
+    documents beyond that many of a subject count too."""
     seen: set[int] = set()
     repeated = []
     for row in db.execute("SELECT owner, origin FROM batch ORDER BY row"):
@@ -198,13 +201,13 @@ def copies(db: sqlite3.Connection, per_subject: int | None = None) -> list[bool]
 
 
 SLACK = 1e-9
-"""Sums of ε are compared up to this share, so that ten tenths make one."""
+"""Relative tolerance of comparisons of ε, so that ten tenths make one."""
 
 
 def charge(db: sqlite3.Connection, cost: Cost, peer: str, *, budget: Budget, kind: str, at: float) -> None:
-    """Charge what is on the workbench, or raise BudgetExhausted. What was charged before costs nothing.
+    """Charge the documents on the workbench for a release. A release that was charged before costs nothing.
 
-    Where it raises, the caller's transaction has to be rolled back.
+    Raises BudgetExhausted if one of them would overspend; the caller then has to roll back its transaction.
     """
     release, who = release_of(db, cost), peer_of(db, peer)
     if not collect_fresh(db, release, who, shared=cost.shared):
@@ -235,7 +238,8 @@ def charge(db: sqlite3.Connection, cost: Cost, peer: str, *, budget: Budget, kin
 
 
 def collect_fresh(db: sqlite3.Connection, release: int, peer: int, *, shared: bool) -> bool:
-    """Gather those on the workbench that this peer has not had under this name; whether there are any."""
+    """Collect the documents on the workbench that this peer has not got under this release. Returns whether
+    there are any."""
     db.execute("DELETE FROM fresh")
     cursor = db.execute(SQL["fresh"], {"shared": shared, "release": release, "peer": peer})
     if cursor.rowcount > 0:
@@ -244,7 +248,7 @@ def collect_fresh(db: sqlite3.Connection, release: int, peer: int, *, shared: bo
 
 
 def release_of(db: sqlite3.Connection, cost: Cost) -> int:
-    """The number of a noise, entered if it is new."""
+    """The number of a release in the ledger, entered if it is new."""
     fields = asdict(cost) | {"fields": json.dumps(sorted(set(cost.fields)))}
     fields["name"] = fields.pop("release")
     same = " AND ".join(f"{key} = :{key}" for key in fields)
@@ -265,7 +269,7 @@ def peer_of(db: sqlite3.Connection, name: str) -> int:
 
 
 def peer_number(db: sqlite3.Connection, name: str) -> int:
-    """The number of a peer; -1 of one that the ledger has not met."""
+    """The number of a peer; -1 for one that the ledger does not have."""
     row = db.execute("SELECT id FROM peer WHERE name = ?", (name,)).fetchone()
     return -1 if row is None else int(row[0])
 
@@ -281,40 +285,40 @@ LINEAGE = "(SELECT coalesce(lineage, id) FROM document WHERE name = :document)"
 
 @dataclass(frozen=True, slots=True)
 class LedgerAccount:
-    """What a document gave away over all its versions; or all documents of a subject together."""
+    """The spending of a document over all its versions, or of all documents of a subject together."""
 
     document: str
-    """Its name; of a subject the noun and the beginning of its digest."""
+    """The document's name; for a subject, the noun and the beginning of its digest."""
     versions: int
     spent: float
     left: float
     fields: Mapping[str, float]
     peers: Mapping[str, float]
     documents: int = 1
-    """That share it."""
+    """Number of documents that share the account."""
 
 
 def losses(
     db: sqlite3.Connection, document: str, *, peer: str | None = None, field: str | None = None
 ) -> list[PrivacyLoss]:
-    """The sums of a document's lineage, one for each field, towards everybody or one peer."""
+    """The sums of a document's lineage, one for each field, over all peers or for one."""
     wanted = f"s.document = {LINEAGE} AND " + ("s.peer = 0" if peer is None else "p.name = :peer")
     rows = db.execute(f"{SQL['sums']} WHERE {wanted}", {"document": document, "peer": peer})
     return [PrivacyLoss(*sums) for _, _, about, *sums, _ in rows if field is None or about == field]
 
 
 def spent(losses: Iterable[PrivacyLoss], budget: Budget) -> float:
-    """The field that spent most."""
+    """The ε of the field that has spent most."""
     return max((budget.composed(loss) for loss in losses), default=budget.composed(PrivacyLoss()))
 
 
 def left(losses: Iterable[PrivacyLoss], ceiling: PrivacyLoss) -> float:
-    """What every field still has room for."""
+    """The largest ε for which every field has room."""
     return min((room(loss, ceiling) for loss in losses), default=room(PrivacyLoss(), ceiling))
 
 
 def left_of_subjects(db: sqlite3.Connection, document: str, budget: Budget, peer: str | None = None) -> float:
-    """What the subjects of a document still have room for; ∞ where it has none."""
+    """The largest ε for which the subjects of a document have room; ∞ if it has none."""
     number = EVERYBODY if peer is None else peer_number(db, peer)
     only = f"""WHERE b.subject IN (SELECT o.subject FROM belongs o JOIN document h ON h.id = o.document
         WHERE coalesce(h.lineage, h.id) = {LINEAGE.replace(":document", "?")})"""
@@ -326,7 +330,8 @@ def left_of_subjects(db: sqlite3.Connection, document: str, budget: Budget, peer
 
 
 def accounts(db: sqlite3.Connection, budget: Budget, most: int | None = None) -> Iterator[LedgerAccount]:
-    """The units that spent most, dearest first, or all of them: subjects, and documents that have none."""
+    """The accounts that have spent most, in descending order, or all: subjects, and documents without a
+    subject."""
     rows = db.execute(SQL["sums"] + SQL["dearest"], (-1 if most is None else most,))
     documents = (_account(name, list(sums), budget) for name, sums in groupby(rows, key=lambda row: row[0]))
     dearest = islice(subjects.sums(db, ""), most)
@@ -335,7 +340,7 @@ def accounts(db: sqlite3.Connection, budget: Budget, most: int | None = None) ->
 
 
 def subject_account(db: sqlite3.Connection, total: subjects.SubjectSum, budget: Budget) -> LedgerAccount:
-    """What all documents of a subject gave away."""
+    """The account of all documents of a subject."""
     about = (total.subject,)
     fields, versions = (
         db.execute(SQL[part], about) for part in ("fields of a subject", "versions of a subject")
@@ -376,7 +381,7 @@ def _account(document: str, rows: list[tuple[Any, ...]], budget: Budget) -> Ledg
 
 
 def rows(db: sqlite3.Connection, statement: str, about: Mapping[str, Any] = {}) -> Iterator[dict[str, Any]]:
-    """What a statement finds, ready for JSON; nonces and digests stay inside."""
+    """The rows of a named statement, ready for JSON; nonces and digests are left out."""
     decoders: dict[str, Callable[[dict[str, Any]], Any]] = {
         "at": lambda row: moment(row["at"]),
         "last": lambda row: moment(row["last"]),
@@ -392,7 +397,7 @@ def rows(db: sqlite3.Connection, statement: str, about: Mapping[str, Any] = {}) 
 
 
 def summary(db: sqlite3.Connection, budget: Budget) -> dict[str, Any]:
-    """The whole ledger in a few figures."""
+    """The whole ledger in a few numbers."""
     counted = {
         name: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
         for name, table in (("documents", "document"), ("versions", "version"), ("charges", "charge"))
@@ -415,7 +420,7 @@ def summary(db: sqlite3.Connection, budget: Budget) -> dict[str, Any]:
 
 
 def _meaning(db: sqlite3.Connection, epsilon: float, subject: str) -> str:
-    """What an ε that was spent tells an attacker; nothing was spent, nothing is told."""
+    """The meaning of a spent ε in plain words; empty if nothing was spent."""
     if not epsilon:
         return ""
     # only if the word that goes and the word that comes met independent noise in every release
@@ -424,14 +429,14 @@ def _meaning(db: sqlite3.Connection, epsilon: float, subject: str) -> str:
 
 
 def check_readable(db: sqlite3.Connection, path: str) -> None:
-    """A DataError where the file itself is damaged."""
+    """Raise DataError if the file itself is damaged."""
     (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if state != "ok":
         raise DataError(f"the ledger is damaged: {state}", file=path)
 
 
 def audit(db: sqlite3.Connection, path: str) -> None:
-    """Compare the running sums with the charges they stand for."""
+    """Compare the running sums with the charges. Raises DataError if they differ."""
     db.create_function("rho_of", 1, pure_to_zcdp, deterministic=True)
     counted, different = db.execute(SQL["worked out"]).fetchone()
     (stored,) = db.execute("SELECT count(*) FROM spent").fetchone()
@@ -444,7 +449,7 @@ def audit(db: sqlite3.Connection, path: str) -> None:
 
 
 def guarantee(epsilon: float | None, kind: str = "") -> str:
-    """An ε in words, with the words for none."""
+    """A guarantee in words: the ε, that there is none, or that nothing left."""
     if kind == INCIDENT:
         return "nothing left"
     if epsilon is None:

@@ -5,17 +5,16 @@
         ledger.charge(cost, covered, "north")          # durable when it returns, or BudgetExhausted
         send(answer)
 
-The budget is the document's lineage's: a changed document is a new version with a new nonce, charged on top,
-and so is one that comes back under another name.
-Charges of noise that every peer sees alike count once for all peers; all others add up over peers. Words
-of different fields are different words, so a document has spent what its most expensive field has.
-A process that dies between charge and answer has charged too much, never too little.
+A budget belongs to the lineage of a document: a changed document is a new version with a new nonce, charged
+in addition, and so is one that comes back under another name. Charges of noise that every peer sees alike
+count once for all peers; all others add up over peers. Words of different fields are different words, so a
+document has spent as much as its most expensive field. A process that dies between charge and answer has
+charged too much, never too little.
 
-What leaves often and is charged to no document, in the ledger before it leaves, a block at a time.
-
-A search cannot wait for a disk. So a block of departures is written down ahead, durably, and searches use it
-up in memory; the next block is twice as large. `settle` lowers the last block to what was used. A process
-that dies without settling leaves more in its ledger than left the silo, never less.
+Frequent releases that are charged to no document are also in the ledger before they leave, a block at a time
+(`Ahead`). A search cannot wait for a disk. So a block of departures is written ahead, durably, and searches
+use it up in memory; the next block is twice as large. `settle` lowers the last block to what was used. A
+process that dies without settling leaves more in its ledger than left the silo, never less.
 """
 
 from __future__ import annotations
@@ -50,29 +49,29 @@ Charge: TypeAlias = tuple[Cost, Covered, str]
 """A release, the documents it is about, and the peer it goes to."""
 
 NONCE = 16
-"""Bytes of randomness behind every version."""
+"""Random bytes in the name of a version."""
 
 DIGEST = 16
 """Bytes of each digest of a text."""
 
 ENOUGH = 16
-"""Words by which a text is known without its title; fewer may stand in many documents."""
+"""Number of words by which a text is recognised without its title; fewer may stand in many documents."""
 
 REMEMBERED = 64
-"""How many wholly paid releases are kept in memory."""
+"""Number of fully paid releases that are cached in memory."""
 
 
 _WORD = re.compile(r"\w+")
 
 
 class Ledger:
-    """One silo's book of what left it, shared by all its threads and processes.
+    """One silo's record of everything that left it, shared by all its threads and processes.
 
-    A new file needs a budget. An existing one keeps the budget it has: naming another one is an error, so
-    that no process widens it by accident; `set_budget` changes it on purpose.
+    A new file needs a budget. An existing one keeps its budget: naming another one is an error, so that no
+    process widens it by accident; `set_budget` changes it on purpose.
 
-    One that is lost, or older than its tally says, is a DataError (see `tally`). `checked=False` opens any
-    copy all the same, to be looked at.
+    A ledger that is lost, or older than its tally says, is a DataError (see `store`). `checked=False` opens
+    any copy all the same, for inspection.
     """
 
     def __init__(
@@ -100,7 +99,8 @@ class Ledger:
             raise
 
     def _begin(self, budget: Budget | None) -> None:
-        """Agree on the budget; a file without one was made by somebody who was killed at once."""
+        """Store the budget of a new file, or compare it with the stored one. A file without one was left by a
+        process that was killed at once."""
         with self._store.reading() if budget is None else self._store.writing() as db:
             row = db.execute("SELECT value FROM setting WHERE name = 'budget'").fetchone()
             stored = None if row is None else Budget.from_json(row[0])
@@ -117,7 +117,7 @@ class Ledger:
 
     @property
     def budget(self) -> Budget:
-        """What a document may spend; read anew, because another process may have changed it."""
+        """The budget of each document; read anew, because another process may have changed it."""
         with self._store.reading() as db:
             return self._budget(db)
 
@@ -136,20 +136,21 @@ class Ledger:
 
     @property
     def number(self) -> int:
-        """How far the ledger has come: something that carries it was written when all that was charged."""
+        """How far the ledger has come. A file with this number was written when the ledger had all charges up
+        to it."""
         with self._store.reading() as db:
             return self._store.number(db)
 
     def expect(self, number: int, by: str | PathLike[str]) -> None:
-        """A DataError if the ledger has not come as far as a file says that was written after it."""
+        """Raise DataError if the ledger has not reached the number in a file that was written after it."""
         check(self.number, self._store.path, expected=number, by=by)
 
     @classmethod
     def after_loss(cls, path: str | PathLike[str], *, spent: float | None, budget: Budget) -> Ledger:
-        """Go on after a loss: with an older copy, or with a new file where there is none.
+        """Continue after a loss: with an older copy, or with a new file where there is none.
 
-        Every document, whether it is known or comes later, counts as having spent so much more, all of its
-        budget if nothing is said. The numbers go on above every number that was ever reached.
+        Every document, known or new, counts as having spent that much more, or all of its budget if `spent`
+        is None. The numbers continue above every number that was ever reached.
         """
         recorded = None
         with suppress(DataError):
@@ -159,7 +160,8 @@ class Ledger:
         return cls(path)
 
     def _forget(self, spent: float | None, above: int) -> None:
-        """Milliseconds since 1970 lie above every number that was reached by counting."""
+        """Record a loss, and continue the numbers from `above`. Milliseconds since 1970 lie above every
+        number that was reached by counting."""
         with self._store.writing() as db:
             budget = self._budget(db)
             more = budget.epsilon if spent is None else spent
@@ -180,9 +182,9 @@ class Ledger:
                 self._store.tally_file.write(reached)
 
     def versions(self, documents: Sequence[str], contents: Sequence[bytes]) -> Covered:
-        """The documents with the version each of them is at; a fingerprint that is new makes a new version.
+        """The documents with the current version of each; a new fingerprint makes a new version.
 
-        A version's name is its noise nonce in hexadecimal, from the operating system's entropy: never made
+        A version's name is its noise nonce in hexadecimal, from the operating system's entropy: never derived
         from the content, or equal texts would show equal noise.
         """
         if len(documents) != len(contents) or len(set(documents)) != len(documents):
@@ -201,10 +203,12 @@ class Ledger:
         return Covered(tuple(documents), tuple(name or "" for name in known))
 
     def erase(self, documents: Iterable[str], *, why: str = "") -> int:
-        """Forget documents' names and digests; how many it knew. `why` stands in the chain of entries.
+        """Delete documents' names and digests. Returns how many of them the ledger had; `why` is stored in
+        the chain.
 
-        Keyed digests take their place, so that one that comes back has the budget it had and no new one. What
-        left stays in the ledger. The file is written anew, and nothing of them is left in it.
+        Keyed digests take their place, so that a document that comes back has its old budget and no new one.
+        Records of what left stay in the ledger. The file is rewritten, and none of the deleted data are left
+        in it.
         """
         with self._store.writing() as db:
             known = erasing.erase(db, documents, self._entropy(erasing.KEY_BYTES))
@@ -214,7 +218,8 @@ class Ledger:
         return known
 
     def assign(self, subject_of: Mapping[str, str]) -> None:
-        """State whom documents are about, which share one budget from now on (see `subjects`)."""
+        """State the subjects of documents; documents of one subject share a budget from now on (see
+        `subjects`)."""
         pairs = [(document, subject) for document, subject in subject_of.items() if subject]
         with self._store.reading() as db:
             new = subjects.missing(db, pairs)
@@ -224,7 +229,7 @@ class Ledger:
             self._paid.clear()
 
     def subject(self, subject: str) -> LedgerAccount | None:
-        """What all documents of a subject have spent together; None of one that the ledger has not met."""
+        """The account of all documents of a subject; None for a subject that the ledger does not have."""
         with self._store.reading() as db:
             number = subjects.number_of(db, subject)
             sums = () if number is None else subjects.sums(db, "WHERE b.subject = ?", (number,))
@@ -232,10 +237,10 @@ class Ledger:
             return next((accounts.subject_account(db, each, budget) for each in sums), None)
 
     def copies(self, covered: Covered, *, per_subject: int | None = None) -> NDArray[np.bool_]:
-        """Which of the documents would be paid for by one before them: copies, under names of their own.
+        """Whether each document shares a payer with an earlier one: copies, under names of their own.
 
-        A release that leaves them out costs every lineage once; with `per_subject` it costs every subject at
-        most so many times its ε.
+        A release without them costs every lineage once; with `per_subject` it costs every subject at most
+        that many times its ε.
         """
         import numpy as np
 
@@ -244,7 +249,7 @@ class Ledger:
             return np.array(accounts.copies(db, per_subject), dtype=bool)
 
     def charge(self, cost: Cost, covered: Covered, peer: str, *, kind: str = "counts") -> None:
-        """Book a release of all these documents to a peer: durable when this returns.
+        """Book a release of all these documents to a peer; the charge is durable when this returns.
 
         Raises BudgetExhausted, with nothing written, if one of them would overspend.
         """
@@ -255,8 +260,8 @@ class Ledger:
     ) -> None:
         """Book several releases in one transaction: all of them, or none.
 
-        `reserve` are releases for which there must be room afterwards; they are not booked. With it one
-        purpose cannot use up what another needs: without releases it only asks whether there is room.
+        `reserve` are releases for which there must be room afterwards; they are not booked. They keep one
+        purpose from using up the budget that another needs. Without `releases`, only the room is checked.
         """
         _check_kind(kind)
         unpaid, spared = (
@@ -283,7 +288,7 @@ class Ledger:
             accounts.charge(db, cost, peer, budget=budget, kind=kind, at=at)
 
     def _is_paid(self, cost: Cost, covered: Covered, peer: str) -> bool:
-        """Whether exactly these versions are known to be paid: charges are never undone."""
+        """Whether exactly these versions are known to be paid; charges are never undone."""
         return not len(covered) or self._paid.get((cost, peer)) == covered.frozen()
 
     def _remember(self, cost: Cost, covered: Covered, peer: str) -> None:
@@ -301,9 +306,9 @@ class Ledger:
         items: int = 1,
         note: str = "",
     ) -> int:
-        """Write down that something left that is charged to no document: no ε means no DP guarantee.
+        """Record that something left that is charged to no document. Without an ε there is no DP guarantee.
 
-        `unit` says what an ε is stated for, `items` how many things left. The entry's number is returned.
+        `unit` says what an ε is stated for, `items` how many things left. Returns the number of the entry.
         """
         _check_kind(kind)
         if epsilon is not None and not (epsilon > 0 and unit):
@@ -319,7 +324,8 @@ class Ledger:
         return number
 
     def lower(self, items: Mapping[int, int]) -> None:
-        """Fewer things left than entries say that were written ahead; by number, and never more."""
+        """Lower the number of items of entries that were written ahead, by number of the entry; it is never
+        raised."""
         if items:
             statement = "UPDATE departure SET items = ? WHERE id = ? AND items > ?"
             with self._store.writing() as db:
@@ -328,7 +334,7 @@ class Ledger:
                         chain.link(db, {"lowered": number, "items": count})
 
     def spent(self, document: str, *, peer: str | None = None, field: str | None = None) -> float:
-        """What a document has spent over all its versions, on everybody or on one peer."""
+        """The ε that a document has spent over all its versions, on all peers or on one."""
         with self._store.reading() as db:
             losses = accounts.losses(db, document, peer=peer, field=field)
             return accounts.spent(losses, self._budget(db))
@@ -346,7 +352,7 @@ class Ledger:
             return min(whole, accounts.left(own, budget.limit(peer)))
 
     def accounts(self, most: int | None = None) -> Iterator[LedgerAccount]:
-        """The documents that spent most, dearest first, or all of them."""
+        """The accounts that have spent most, in descending order, or all of them."""
         with self._store.snapshot() as db:
             yield from accounts.accounts(db, self._budget(db), most)
 
@@ -362,13 +368,14 @@ class Ledger:
             yield from accounts.rows(db, statement, {"document": document})
 
     def summary(self) -> dict[str, Any]:
-        """The whole ledger in a few figures, ready for JSON."""
+        """The whole ledger in a few numbers, ready for JSON."""
         with self._store.snapshot() as db:
             return accounts.summary(db, self._budget(db))
 
     def audit(self, heads: Mapping[int, str] | None = None) -> int:
-        """Check the chain of all entries, by `heads` of it that were kept elsewhere, and work all sums out
-        again from the charges; how many entries there are. A DataError names the first that differs."""
+        """Check the chain of all entries, against `heads` of it that are stored elsewhere, and recompute all
+        sums from the charges. Returns the number of entries. Raises DataError for the first entry that
+        differs."""
         with self._store.snapshot() as db:
             accounts.check_readable(db, self._store.path)
             entries = chain.check(db, self._store.path, heads or {})
@@ -376,20 +383,21 @@ class Ledger:
         return entries
 
     def anchor(self, log: str, number: int, hash: str) -> tuple[str, int, str]:
-        """Write down how far a log has come; this ledger's name, and number and hash of the entry of it."""
+        """Record how far another log has come. Returns this ledger's name, and number and hash of the new
+        entry."""
         with self._store.writing() as db:
             event = {"log": log, "number": number, "hash": hash, "at": self._clock()}
             return self._name(db), *chain.link(db, event)
 
     def last_anchor(self, log: str) -> tuple[int, str]:
-        """Number and hash of a log's entry that was written down last; 0 where none was."""
+        """Number and hash of the entry of another log that was recorded last; number 0 if there is none."""
         with self._store.reading() as db:
             row = db.execute(SQL["last anchor"], (log,)).fetchone()
         return (0, chain.BEGINNING) if row is None else (int(row[0]), str(row[1]))
 
     @property
     def name(self) -> str:
-        """A random name, another one after a loss."""
+        """The ledger's random name, which changes after a loss."""
         with self._store.reading() as db:
             return self._name(db)
 
@@ -398,7 +406,7 @@ class Ledger:
         return "" if row is None else str(row[0])
 
     def anchors(self, log: str) -> dict[int, str]:
-        """Hashes of a log's entries, by number, as they were when they were written down here."""
+        """Hashes of another log's entries, by number, as they were when they were recorded here."""
         with self._store.snapshot() as db:
             rows = (event for *_, event in chain.events(db, self._store.path))
             return {row["number"]: row["hash"] for row in rows if row.get("log") == log}
@@ -417,10 +425,11 @@ class Ledger:
 
 
 def fingerprint(*fields: str) -> bytes:
-    """Digests of a document's fields, which stay in the ledger: one of all, and one of the words alone.
+    """Digests of a document's fields, which stay in the ledger: one of all fields, and one of the words
+    alone.
 
-    The first tells whether the document changed. By the second it is known under another name: it is of the
-    last field where that has enough words, so that a title made from the name does not hide it.
+    The first shows whether the document changed. The second recognises it under another name: if the last
+    field has enough words it covers that field only, so that a title made from the name makes no difference.
     """
     digest = hashlib.blake2b(digest_size=DIGEST)
     for text in fields:
@@ -445,7 +454,7 @@ FIRST, MOST = 64, 1 << 14
 
 @dataclass(slots=True)
 class _Block:
-    """A departure in the ledger of `size` items, of which some are used; and when it was written."""
+    """A departure of `size` items in the ledger, how many of them are used, and when it was written."""
 
     number: int
     size: int
@@ -454,9 +463,10 @@ class _Block:
 
 
 class Ahead:
-    """Departures of one process, by kind, peer and note; for all its threads.
+    """Departures of one process, by kind, peer and note, which are written ahead; for all its threads.
 
-    The next block is written while half of one is left, so that nobody waits for the disk but the first.
+    The next block is written while half of the present one is left, so that only the first caller waits for
+    the disk.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -467,7 +477,8 @@ class Ahead:
         self._writer = ThreadPoolExecutor(1, "departures")
 
     def note(self, kind: str, peer: str, items: int, note: str) -> None:
-        """So many things are about to leave: in the ledger when this returns, or a PrivacyError."""
+        """Announce that things are about to leave: they are in the ledger when this returns. Raises
+        PrivacyError if not."""
         key = (kind, peer, note)
         with self._turn:
             block = self._blocks.get(key)
@@ -491,7 +502,8 @@ class Ahead:
         return _Block(number, size, time.monotonic())
 
     def settle(self, *, older: float = 0.0) -> None:
-        """Have the ledger say what left, of all blocks or of those written so many seconds ago."""
+        """Lower the ledger's entries to what has left, for all blocks or those that are `older`
+        seconds old."""
         until = time.monotonic() - older
         with self._turn:
             ready = {key: block for key, block in self._blocks.items() if block.begun <= until}

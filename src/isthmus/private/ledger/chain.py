@@ -1,12 +1,12 @@
-"""Every change of a ledger is a link of a chain of hashes, so that an entry that was changed later is named.
+"""A chain of hashes over every change of a ledger, so that an entry that was changed later can be named.
 
-    link 7 = what was done (JSON), and sha256(hash of link 6 + what was done)
+    link 7 = the change (JSON), and sha256(hash of link 6 + the change)
 
-What is done: something leaves (all of its departure, and a digest of the versions that were charged), fewer
-items left than were written ahead, it is stated whose documents are (a digest of all that is), the budget
-changes, documents are erased, a loss is declared, the audit log is anchored. The chain has no key: whoever
-can write the file can build it anew. So the audit log, which has one, keeps heads of it, and `check`
-compares.
+Changes are: something leaves (its whole departure, and a digest of the versions that were charged), fewer
+items left than were written ahead, subjects of documents are stated (a digest of all of them), the budget
+changes, documents are erased, a loss is declared, the audit log is anchored. The chain has no key: anyone who
+can write the file can build it anew. So the audit log, which has a key, stores heads of the chain, and
+`check` compares them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from isthmus.errors import DataError
 from isthmus.private.ledger.store import SQL
 
 BEGINNING = "0" * 64
-"""What stands for the hash before the first link."""
+"""The hash before the first link."""
 CURE = "it was written to by other means; go back to a copy"
 
 
 def head(db: sqlite3.Connection) -> tuple[int, str]:
-    """Number and hash of the last link; 0 where there is none."""
+    """Number and hash of the last link; number 0 if there is none."""
     row = db.execute("SELECT number, hash FROM link ORDER BY number DESC LIMIT 1").fetchone()
     return (0, BEGINNING) if row is None else (int(row[0]), str(row[1]))
 
 
 def link(db: sqlite3.Connection, event: Mapping[str, Any]) -> tuple[int, str]:
-    """Add what was done to the chain, inside the transaction that does it; the new head.
+    """Append a change to the chain, inside the transaction that makes it. Returns the new head.
 
-    A ledger of an older Isthmus begins its chain with the number of departures that are not in it.
+    The chain of a ledger from an older Isthmus begins with the number of departures that are not in it.
     """
     number, before = head(db)
     if number == 0:
@@ -56,7 +56,8 @@ def _hash(before: str, text: str) -> str:
 
 
 def link_departure(db: sqlite3.Connection, number: int, versions: Iterable[tuple[str]] = ()) -> None:
-    """Add a departure as it was written, and the versions that it charged, in the order of their numbers."""
+    """Append a departure as it was written, and a digest of the versions that it charged, in order of their
+    numbers."""
     row = next(_departures(db, "WHERE d.id = ?", (number,)))
     link(db, {**row, "versions": _digest(versions)})
 
@@ -70,7 +71,7 @@ def _departures(
 
 
 def link_subjects(db: sqlite3.Connection) -> None:
-    """Add whose all documents are, after that has changed."""
+    """Append a digest of the subjects of all documents, after they have changed."""
     link(db, {"belongs": _digest(db.execute(SQL["linked subjects"]))})
 
 
@@ -83,7 +84,8 @@ def _digest(versions: Iterable[tuple[str]]) -> str:
 
 
 def events(db: sqlite3.Connection, path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Number, hash and content of every link; a DataError names the first that does not follow."""
+    """Number, hash and content of every link. Raises DataError at the first that does not follow the one
+    before."""
     before = BEGINNING
     for expected, (number, text, hash) in enumerate(
         db.execute("SELECT number, event, hash FROM link ORDER BY number"), 1
@@ -98,9 +100,10 @@ def events(db: sqlite3.Connection, path: str) -> Iterator[tuple[int, str, dict[s
 
 
 def check(db: sqlite3.Connection, path: str, heads: Mapping[int, str]) -> int:
-    """Compare the chain with heads that were kept elsewhere, and with the tables; how many links there are.
+    """Compare the chain with heads that are stored elsewhere, and with the tables. Returns the number of
+    links.
 
-    A DataError names the first entry that is not what it was.
+    Raises DataError for the first entry that differs.
     """
     waiting, unlinked, number, belongs = dict(heads), 0, 0, ""
     expected: dict[int, tuple[int, dict[str, Any]]] = {}
@@ -127,7 +130,7 @@ def check(db: sqlite3.Connection, path: str, heads: Mapping[int, str]) -> int:
 def _compare(
     db: sqlite3.Connection, path: str, expected: dict[int, tuple[int, dict[str, Any]]], unlinked: int
 ) -> None:
-    """Whether the departures and charges are those of the chain."""
+    """Raise DataError unless the departures and charges are those of the chain."""
     charged = {
         departure: _digest((name,) for _, name in rows)
         for departure, rows in groupby(db.execute(SQL["linked versions"]), lambda row: row[0])

@@ -1,7 +1,7 @@
-"""Documents that were erased: the ledger forgets their names and digests, and has keyed ones in their place.
+"""Erased documents: the ledger deletes their names and digests, and stores keyed digests in their place.
 
-By these a document that comes back, under its name or with its words, continues the budget that it had.
-Whoever has the file has the key as well, and can try a guess; nobody can read a name or a text from it.
+By these a document that comes back, under its name or with its words, continues its old budget. The key is in
+the same file, so anyone who has the file can test a guess; nobody can read a name or a text from it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import Iterable
 from isthmus.private.ledger.store import SQL
 
 KEY = "erasure key"
-"""The setting that has the key, in hexadecimal; there is none before it is needed."""
+"""The setting with the key, in hexadecimal; absent until it is needed."""
 KEY_BYTES = 32
 
 
 def erase(db: sqlite3.Connection, names: Iterable[str], key: bytes) -> int:
-    """Replace what is known of these documents; how many there were. `key` is used if there is none yet."""
+    """Replace names and digests of these documents by keyed digests. Returns how many there were. `key` is
+    used if the ledger has none yet."""
     key = settled_key(db, key)
     known = 0
     for name in names:
@@ -39,7 +40,7 @@ def erase(db: sqlite3.Connection, names: Iterable[str], key: bytes) -> int:
 
 
 def lineage_of(db: sqlite3.Connection, name: str, text: bytes) -> int | None:
-    """The lineage of an erased document that had this name or these words; None for none."""
+    """The lineage of an erased document that had this name or these words; None if there is none."""
     key = key_of(db)
     if key is None:
         return None
@@ -53,13 +54,13 @@ def lineage_of(db: sqlite3.Connection, name: str, text: bytes) -> int | None:
 
 
 def settled_key(db: sqlite3.Connection, new: bytes) -> bytes:
-    """The ledger's key of digests; from now on `new`, if it has none."""
+    """The ledger's key for digests; set to `new` if it has none."""
     db.execute("INSERT OR IGNORE INTO setting VALUES (?, ?)", (KEY, new.hex()))
     return key_of(db) or new
 
 
 def key_of(db: sqlite3.Connection) -> bytes | None:
-    """The ledger's key of digests; None while there is none."""
+    """The ledger's key for digests; None if it has none yet."""
     row = db.execute("SELECT value FROM setting WHERE name = ?", (KEY,)).fetchone()
     return None if row is None else bytes.fromhex(row[0])
 

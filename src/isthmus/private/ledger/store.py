@@ -1,4 +1,5 @@
-"""How far a ledger has come, written down beside it: a ledger that is lost or older than that is noticed.
+"""The ledger's file and, beside it, a tally of how far it has come, by which a lost or older ledger is
+noticed.
 
     silo.ledger         what was charged
     silo.ledger.tally   which ledger that is, and how many versions and departures it has
@@ -7,11 +8,10 @@ The tally is written after every change of the ledger and before anything leaves
 of it, by what a process that died has charged in vain, and never behind. Releases and sketches carry the
 number too, for the case that both files are lost or restored together.
 
-The ledger's file: its tables, how older files become newer ones, and transactions.
-
-SQLite in WAL mode with synchronous=FULL: a commit returns when the disk has it, so what was charged stays
-charged through kill -9 and power cuts. Writers take their turn with BEGIN IMMEDIATE, so two processes
-never read the same remainder and both spend it. The file belongs on a local disk: WAL needs shared memory.
+This module has the ledger's tables, the migrations of older files, and transactions. SQLite runs in WAL mode
+with synchronous=FULL: a commit returns when the disk has it, so charges survive kill -9 and power cuts.
+Writers take turns with BEGIN IMMEDIATE, so two processes never read the same remainder and both spend it. The
+file belongs on a local disk: WAL needs shared memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CURE = "put its newest copy back, or tell what may have been spent since: isthmu
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Which ledger, by a random name, and how far it has come."""
+    """A ledger's random name, and how far it has come."""
 
     ledger: str
     number: int
@@ -47,14 +47,14 @@ class Tally:
 
 
 class TallyFile:
-    """The file of one ledger, which all its processes raise and none lowers."""
+    """The tally of one ledger in its file; every process may raise it and none lowers it."""
 
     def __init__(self, ledger: str | os.PathLike[str]) -> None:
         self.path = Path(f"{os.fspath(ledger)}.tally")
         self._reached = -1
 
     def read(self) -> Tally | None:
-        """What stands there; nothing if there is no file."""
+        """The tally in the file; None if there is no file."""
         try:
             line = _LINE.fullmatch(self.path.read_bytes())
         except FileNotFoundError:
@@ -64,12 +64,12 @@ class TallyFile:
         return Tally(line[1].decode(), int(line[2]))
 
     def write(self, tally: Tally) -> None:
-        """Begin the file, or replace it on purpose."""
+        """Create the file, or replace its content on purpose."""
         write_private(self.path, bytes(tally))
         self._reached = tally.number
 
     def advance(self, tally: Tally) -> None:
-        """Have this number on disk, or a higher one that another process has reached."""
+        """Make sure that the file has this number, or a higher one that another process has written."""
         if tally.number <= self._reached:
             return
         with open(self.path, "r+b", buffering=0) as stream:
@@ -88,7 +88,7 @@ _synced = getattr(os, "fdatasync", os.fsync)  # the length stays, so nothing els
 
 
 def check(reached: int, file: str | os.PathLike[str], *, expected: int, by: str | os.PathLike[str]) -> None:
-    """A DataError where a ledger has not come as far as something that was written after it says."""
+    """Raise DataError if a ledger has not reached the number of a file that was written after it."""
     if reached < expected:
         problem = (
             f"is an older ledger: it has come to {reached}, and {os.fspath(by)} was written at {expected}"
@@ -97,7 +97,7 @@ def check(reached: int, file: str | os.PathLike[str], *, expected: int, by: str 
 
 
 def lost(file: str | os.PathLike[str], by: str | os.PathLike[str]) -> DataError:
-    """For a ledger that is not there, while something is that was written after it."""
+    """The error for a ledger that is missing, while a file exists that was written after it."""
     return DataError(f"the ledger is lost: {os.fspath(by)} is there, and it is not", file=file, cure=CURE)
 
 
@@ -117,14 +117,14 @@ KINDS = (
     "query text",
     "incident",
 )
-"""Everything that leaves a silo is one of these, but for incidents: what was refused, or broken off."""
+"""The kinds of things that leave a silo, and incidents: releases that were refused or broken off."""
 
 INCIDENT = "incident"
 
 NO_GUARANTEE = "no DP guarantee"
 
 EVERYBODY = 0
-"""The peer under whose number `spent` holds what a document gave to all peers together."""
+"""The peer number under which `spent` has the sums of a document over all peers together."""
 
 _FOLDER = resources.files("isthmus.private.ledger")
 
@@ -132,7 +132,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = tuple(
     tuple(statement for statement in step.partition("\n")[2].split(";\n") if statement.strip())
     for step in _FOLDER.joinpath("schema.sql").read_text("utf-8").split("-- step ")[1:]
 )
-"""The steps that lead from one version of the schema to the next; the file counts those it has seen."""
+"""The statements that lead from one version of the schema to the next; the file stores how many have run."""
 
 SQL: dict[str, str] = {
     name: statement
@@ -141,7 +141,7 @@ SQL: dict[str, str] = {
         for part in _FOLDER.joinpath("statements.sql").read_text("utf-8").split("-- name: ")[1:]
     )
 }
-"""Every longer statement by its name."""
+"""The longer SQL statements by name."""
 
 
 class LedgerStore:
@@ -177,7 +177,8 @@ class LedgerStore:
         return db
 
     def _patiently(self, db: sqlite3.Connection, statement: str) -> None:
-        """Ask every millisecond: SQLite's own waiting sleeps ever longer, and starves under steady demand."""
+        """Retry every millisecond: SQLite's own waiting sleeps ever longer, and starves under steady
+        demand."""
         until = time.monotonic() + self._patience
         db.execute("PRAGMA busy_timeout=0")
         while True:
@@ -206,7 +207,7 @@ class LedgerStore:
             raise
 
     def _level(self, db: sqlite3.Connection) -> int:
-        """How many migrations the file has seen."""
+        """The number of migrations that the file has had."""
         # Tables first: another process may create them, id and version with them, between these lines.
         (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         (application,) = db.execute("PRAGMA application_id").fetchone()
@@ -223,13 +224,14 @@ class LedgerStore:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """One consistent view, whatever others write meanwhile."""
+        """A read transaction: one consistent view, whatever others write meanwhile."""
         with self._transaction("BEGIN", "ROLLBACK") as db:
             yield db
 
     @contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
-        """A view of its own, for walks so long that others should not wait for them."""
+        """A read transaction on a connection of its own, for iterations so long that others should not wait
+        for them."""
         db = sqlite3.connect(self.path, timeout=self._patience, isolation_level=None, check_same_thread=False)
         try:
             db.execute("BEGIN")
@@ -241,7 +243,8 @@ class LedgerStore:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, alone, and on disk with its tally when the block ends without an error."""
+        """A write transaction: exclusive, all or nothing, and on disk with its tally when the block ends
+        without an error."""
         with self._turn:
             with self._transaction("BEGIN IMMEDIATE", "COMMIT") as db:
                 yield db
@@ -256,7 +259,7 @@ class LedgerStore:
                     ) from error
 
     def rewrite(self) -> None:
-        """Write the file anew, so that it holds nothing but its entries, and empty its log."""
+        """Rewrite the file, so that it contains its entries and no deleted data, and empty its log."""
         with self._turn:
             try:
                 self._patiently(self._db, "VACUUM")
@@ -265,18 +268,20 @@ class LedgerStore:
                 raise self._translated(error) from error
 
     def tally(self, db: sqlite3.Connection) -> Tally | None:
-        """How far the ledger has come; nothing if it has no name yet. Entries are never taken out."""
+        """How far the ledger has come; None if it has no name yet. Entries are never removed."""
         row = db.execute("SELECT value FROM setting WHERE name = 'ledger'").fetchone()
         return None if row is None else Tally(row[0], self.number(db))
 
     def number(self, db: sqlite3.Connection) -> int:
-        """Entries that count: versions, and what left; and where it began after a loss."""
+        """The number of versions and departures, added to the number at which the ledger began after a
+        loss."""
         return int(db.execute(SQL["number"]).fetchone()[0])
 
     def recognise(self, name: str) -> None:
-        """See that this is the ledger whose tally is beside it and that it is not an older one; or DataError.
+        """Check that this is the ledger of the tally beside it and not an older one. Raises DataError
+        otherwise.
 
-        One that has no name, because it is new or of an older Isthmus, gets the name.
+        A ledger without a name, because it is new or from an older Isthmus, gets `name`.
         """
         recorded = self.tally_file.read()  # first: a ledger that others write to is never behind it
         with self.reading() as db:

@@ -1,15 +1,15 @@
-"""Whom documents are about: the documents of one subject (a patient, a customer) share one budget.
+"""Subjects of documents: the documents about one subject (a patient, a customer) share one budget.
 
     ε(S) = Σ over documents d of S, with all their versions, of max over fields f of Σ ε of d's releases in f
 
-A change of one subject may change a word in each of its documents, in whichever field: a release that counts
-m of them is m changes for it and costs m·ε (group privacy), and two documents may lose most in two fields.
-So this is the largest sum over all choices of a field for every document, and no less than what is true of
-any of them. It is the plain sum of ε whatever the budget's rule: m changes in one sum have m² times the
-square of one. What a document spent before it was known whose it is counts, and who gets a document that was
-another's gets what all of that one's documents have spent.
+A change of one subject may change a word in each of its documents, in any field: a release that counts m of
+them sees m changes and costs the subject m·ε (group privacy), and two documents may lose most in two fields.
+So this is the largest sum over all choices of a field for every document, an upper bound for each of these
+choices. It is the plain sum of ε whatever the budget's rule: m changes in one sum have m² times the square of
+one. What a document spent before its subject was stated counts. A subject that gets a document of another
+subject is charged with all that the documents of the other have spent.
 
-Subjects are digests under the ledger's key, as documents that were erased are.
+Subjects are digests under the ledger's key, like erased documents.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from isthmus.private.ledger.store import EVERYBODY, SQL
 
 
 class SubjectSum(NamedTuple):
-    """What the documents of a subject have spent together."""
+    """The sum of what the documents of a subject have spent."""
 
     subject: int
     documents: int
-    """With names of their own; renamed ones are one."""
+    """Number of lineages: a renamed document counts once."""
     epsilon: float
 
     def spent(self, forgotten: float) -> float:
-        """With what every document counts as having spent besides."""
+        """The sum, with the ε that every document counts as having spent because a ledger was lost."""
         return self.epsilon + self.documents * forgotten
 
 
 def assign(db: sqlite3.Connection, pairs: Iterable[tuple[str, str]], key: bytes) -> None:
-    """State (document, subject), for documents that the ledger knows; `key` is used if it has none yet."""
+    """State (document, subject) for documents that the ledger has; `key` is used if it has none yet."""
     key = erasing.settled_key(db, key)
     named = [(document, _sealed(key, subject)) for document, subject in pairs]
     db.executemany("INSERT OR IGNORE INTO subject (name) VALUES (?)", {(name,) for _, name in named})
@@ -49,7 +49,7 @@ def assign(db: sqlite3.Connection, pairs: Iterable[tuple[str, str]], key: bytes)
 
 
 def number_of(db: sqlite3.Connection, subject: str) -> int | None:
-    """The number of a subject; None of one that the ledger has not met."""
+    """The number of a subject; None for one that the ledger does not have."""
     key = erasing.key_of(db)
     if key is None:
         return None
@@ -58,7 +58,7 @@ def number_of(db: sqlite3.Connection, subject: str) -> int | None:
 
 
 def missing(db: sqlite3.Connection, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those pairs (document, subject) that nobody has stated."""
+    """The pairs (document, subject) that have not been stated yet."""
     key = erasing.key_of(db)
     if key is None:
         return list(pairs)
@@ -70,7 +70,8 @@ def missing(db: sqlite3.Connection, pairs: Iterable[tuple[str, str]]) -> list[tu
 def sums(
     db: sqlite3.Connection, only: str, about: tuple[object, ...] = (), *, peer: int = EVERYBODY
 ) -> Iterator[SubjectSum]:
-    """What subjects have spent on all peers or on one, dearest first; `only` is a condition on `b`."""
+    """The sums of subjects over all peers or for one, in descending order; `only` is an SQL condition
+    on `b`."""
     each = SQL["of a subject"].format(peer=peer, only=only)
     rows = db.execute(
         f"SELECT subject, count(*), sum(most) FROM ({each}) GROUP BY 1 ORDER BY 3 DESC, 1", about
@@ -81,8 +82,8 @@ def sums(
 def overspent(
     db: sqlite3.Connection, peer: int, *, most: float, forgotten: float, least: int
 ) -> tuple[int, float] | None:
-    """Of the subjects of those who have paid, the first above its limit: how many documents it was charged
-    for, and by how much it is above; None where there is none."""
+    """The first subject of charged documents that is above its limit: the number of its documents that were
+    charged, and by how much it is above. None if there is none."""
     if db.execute("SELECT 1 FROM belongs LIMIT 1").fetchone() is None:
         return None
     for each in sums(db, SQL["touched"], peer=peer):
@@ -96,8 +97,8 @@ def overspent(
 
 
 def beyond(db: sqlite3.Connection, most: int, left_out: list[bool]) -> list[bool]:
-    """The documents on the workbench that a release leaves out so that it has `most` of every subject: those
-    that the ledger met last. `left_out` are out already."""
+    """Whether a release leaves out each document on the workbench to have at most `most` of every subject:
+    those that the ledger met last are left out. `left_out` are out already."""
     rows = """SELECT b.row, o.subject FROM batch b JOIN document d ON d.name = b.document
         JOIN belongs o ON o.document = d.id ORDER BY d.id, b.row"""
     subjects: dict[int, set[int]] = {}
