@@ -9,12 +9,12 @@
 | POST /v1/noised-counts | counts |
 | POST, GET /v1/requests | search |
 | POST /v1/feedback /v1/judged | feedback |
-| GET /v1/documents/SILO/ID | documents, or search for what the owner has allowed |
+| GET /v1/documents/SILO/ID | documents; with a `request` that its owner has allowed: search |
 | POST, GET /v1/judgements · POST /v1/learning /v1/learning/rollback /v1/requests/SILO/NUMBER | admin |
 | GET /metrics | metrics |
-| GET /v1/audit | audit, which admin has not |
+| GET /v1/audit | audit, which admin does not include |
 | GET, DELETE /v1/sessions · GET /v1/keys · DELETE /v1/keys/ID | admin |
-| POST /mcp, where the settings have it | each tool its own: see `mcp` |
+| POST /mcp, if the settings enable it | that of the tool: see `mcp` |
 | GET /v1/me · GET, POST, DELETE /v1/session · GET /v1/signin | none |
 | GET /v1/health · /v1/ready · /v1/openapi.json · /v1/docs | none |
 """
@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 
 def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
-    """The whole app, as a server runs it."""
+    """Return the broker's ASGI app behind `Protect`, its authentication and limits."""
     assistants = McpEndpoint(EndpointCalls) if broker.settings.mcp else None
 
     @asynccontextmanager
@@ -122,8 +122,8 @@ def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
 
 
 def gate_of(settings: BrokerSettings) -> Gate[Any]:
-    """API keys and a provider's people; without either, whoever reaches the address, which only loopback
-    allows."""
+    """Return the gate for API keys and for people of the identity provider. Without either, which is allowed
+    only on loopback, every caller has all scopes except admin and audit."""
     if settings.keys is None and settings.oidc is None:
         return Gate(strangers=[scope for scope in SCOPES if scope not in ("admin", "audit")])
     keys = None if settings.keys is None else ApiKeys(settings.keys)
@@ -135,14 +135,16 @@ def gate_of(settings: BrokerSettings) -> Gate[Any]:
 
 
 def hosts_of(settings: BrokerSettings) -> frozenset[str] | None:
-    """The names the broker goes by; a server on all addresses cannot know them."""
+    """Return the names accepted in the Host header; None (any name) for a server on all addresses without
+    configured names."""
     if settings.host in ("0.0.0.0", "::") and not settings.hosts:
         return None
     return names_of(settings.host, settings.hosts)
 
 
 def _broker(request: Request, scope: str) -> Broker:
-    """The broker, for a caller who has this scope; what administrators do is in the audit log first."""
+    """Return the broker if the caller has this scope, else raise a 403. Requests of administrators are
+    written to the audit log first."""
     if not request.scope[CALLER].may(scope):
         raise HttpProblem(403, f"this needs a key with the scope {scope}")
     broker: Broker = request.app.state.broker
@@ -152,7 +154,8 @@ def _broker(request: Request, scope: str) -> Broker:
 
 
 def _check_still(request: Request, scope: str) -> None:
-    """Refuse to show what was searched for or opened, once the key, session or groups for it are gone."""
+    """Raise a 401 if the key, session or groups that allowed the request have been revoked or changed since,
+    so that its result is not shown."""
     before: Caller[Any] = request.scope[CALLER]
     try:
         now = request.app.state.gate.caller(request.scope)
@@ -163,7 +166,7 @@ def _check_still(request: Request, scope: str) -> None:
 
 
 def _person(request: Request) -> Person:
-    """Who is asking; a stranger, without keys on loopback, is `anonymous`."""
+    """Return the person who sent the request; `anonymous` without keys on loopback."""
     caller: Caller[Any] = request.scope[CALLER]
     return caller.person or Person(caller.name)
 
@@ -183,7 +186,8 @@ async def _answer(body: wire.Search, request: Request) -> wire.Answer:
 
 
 def _note(request: Request, body: wire.Search, answer: wire.Answer) -> None:
-    """What the access log says of a search."""
+    """Add the status of every silo and the number of hits to the request's entry in the access log; the query
+    only if `log_queries` is set."""
     note = request.scope[NOTE]
     note["silos"] = {status.silo: status.status for status in answer.silos}
     note["hits"] = len(answer.hits)
@@ -193,7 +197,7 @@ def _note(request: Request, body: wire.Search, answer: wire.Answer) -> None:
 
 @_router.post(STREAM, **EVENTS)
 async def search_stream(body: wire.Search, request: Request) -> Response:
-    """The same search as server-sent events: `silo` as each answers, then `answer`, or `error`."""
+    """The same search as server-sent events: `silo` for each silo as it answers, then `answer` or `error`."""
     broker = _broker(request, "search")
     caller: Caller[Any] = request.scope[CALLER]
 
@@ -209,7 +213,7 @@ async def search_stream(body: wire.Search, request: Request) -> Response:
 
 @_router.get(STREAM, name="search_stream_get", **EVENTS)
 async def search_stream_get(query: Annotated[wire.Search, Query()], request: Request) -> Response:
-    """That for browsers' `EventSource`; a proxy may log its address, and so what was searched for."""
+    """The same stream for browsers' `EventSource`. The query is in the address, which a proxy may log."""
     check_origin(request.scope)
     if request.headers.get("sec-fetch-mode") == "navigate":
         raise HttpProblem(403, "a link does not search: what was followed would be searched in your name")
@@ -218,7 +222,8 @@ async def search_stream_get(query: Annotated[wire.Search, Query()], request: Req
 
 @_router.post("/v1/noised-counts")
 async def noised_counts(body: wire.CountQuestion, request: Request) -> wire.CountAnswer:
-    """How many documents answer a question, with noise, in silos that allow it; it costs their budgets."""
+    """Count the documents that answer a question, with noise, in silos that allow it. Charged to their
+    budgets."""
     broker = _broker(request, "counts")
     if broker.settings.log_queries:
         request.scope[NOTE]["query"] = body.query
@@ -227,20 +232,20 @@ async def noised_counts(body: wire.CountQuestion, request: Request) -> wire.Coun
 
 @_router.post("/v1/feedback", status_code=204, response_model=None)
 async def feedback(body: wire.Feedback, request: Request) -> Response:
-    """Say whether a hit was right. The silo that owns it keeps the judgement; the broker keeps nothing."""
+    """Say whether a hit was right. The silo that owns it stores the judgement; the broker stores nothing."""
     await _broker(request, "feedback").feedback(body, _person(request))
     return Response(status_code=204)
 
 
 @_router.post("/v1/judged")
 async def judged(body: wire.ShownHits, request: Request) -> wire.OwnJudgements:
-    """What the caller judged of hits, by the tokens that they came with; nobody sees another's."""
+    """Return the caller's own judgements of hits, given the hits' tokens; nobody sees those of others."""
     return await _broker(request, "feedback").judgements.own(body, request.scope[CALLER].name)
 
 
 @_router.post("/v1/judgements")
 async def import_judgements(body: wire.JudgementBatch, request: Request) -> wire.Imported:
-    """Many judgements by document id, each to the silo that has the document; sent twice, they count once."""
+    """Import many judgements by document id; each goes to the silo that has the document. Idempotent."""
     return await _broker(request, "admin").judgements.place(body.judgements, request.scope[CALLER].name)
 
 
@@ -248,7 +253,7 @@ async def import_judgements(body: wire.JudgementBatch, request: Request) -> wire
 async def export_judgements(
     query: Annotated[wire.JudgementsOf, Query()], request: Request
 ) -> wire.JudgementPage:
-    """The judgements that one silo has through this broker, page by page, where its policy allows."""
+    """Export the judgements that one silo received through this broker, in pages, if its policy allows it."""
     return await _broker(request, "admin").judgements.page(query.silo, query.after)
 
 
@@ -256,8 +261,8 @@ async def export_judgements(
 async def open_document(
     silo: str, id: wire.DocumentId, query: Annotated[wire.Opening, Query()], request: Request
 ) -> wire.OpenedDocument:
-    """A whole document: by the `ticket` of a hit that you were shown, or by a `request` that its owner has
-    allowed you, once. The silo's ledger has it before it leaves."""
+    """Return a whole document: by the `ticket` of a hit that you were shown, or once by a `request` that its
+    owner has allowed. The silo records this in its ledger before the document leaves."""
     scope = "search" if query.request else "documents"
     document = await _broker(request, scope).documents.open(silo, id, query, _person(request))
     _check_still(request, scope)
@@ -266,13 +271,15 @@ async def open_document(
 
 @_router.post("/v1/requests", name="ask")
 async def ask(body: wire.AskSilo, request: Request) -> wire.DocumentRequest:
-    """Ask the owner for a hit's document, with a reason. The silo keeps the request; the broker nothing."""
+    """Ask the owner for a hit's document, with a reason. The silo stores the request; the broker stores
+    nothing."""
     return await _broker(request, "search").documents.request(body, _person(request))
 
 
 @_router.get("/v1/requests")
 async def requests(query: Annotated[wire.EveryRequest, Query()], request: Request) -> wire.RequestList:
-    """Your requests and the owners' answers; all of those that administrators may answer, with `all`."""
+    """Return your requests and the owners' answers; with `all`, every request that administrators
+    may answer."""
     broker = _broker(request, "admin" if query.all else "search")
     return await broker.documents.requests(None if query.all else _person(request))
 
@@ -281,13 +288,14 @@ async def requests(query: Annotated[wire.EveryRequest, Query()], request: Reques
 async def answer_request(
     silo: str, number: wire.RequestNumber, body: wire.RequestAnswer, request: Request
 ) -> wire.DocumentRequest:
-    """Allow that a document is opened once, or deny it with a word: for silos that let you manage."""
+    """Allow one opening of a document, or deny it with a reason. For silos whose policy lets you manage."""
     return await _broker(request, "admin").documents.answer(silo, number, body)
 
 
 @_router.get("/v1/silos")
 async def silos(request: Request) -> wire.SiloList:
-    """Every silo's health, what it has released, and what is left of its budgets; addresses for admins."""
+    """Return every silo's health, its releases, and what is left of its budgets. Addresses, sources and
+    details of machines are for administrators only."""
     broker = _broker(request, "search")
     view = await broker.cached_view("silos", broker.view_silos)
     if request.scope[CALLER].may("admin"):
@@ -296,35 +304,36 @@ async def silos(request: Request) -> wire.SiloList:
 
 
 def _public(silo: wire.SiloState) -> wire.SiloState:
-    """A silo without what is for administrators."""
+    """Return a silo's state without the fields that are for administrators only."""
     ready = None if silo.ready is None else silo.ready.model_copy(update={"machine": None})
     return silo.model_copy(update={"url": "", "sources": [], "skew": None, "ready": ready})
 
 
 @_router.get("/v1/calibration")
 async def calibration(request: Request) -> wire.Calibration:
-    """How honest the probabilities are, by silo and retriever, and what thresholds keep."""
+    """Return how reliable the probabilities are, by silo and retriever, with precision and recall by
+    threshold."""
     broker = _broker(request, "search")
     return await broker.cached_view("calibration", broker.view_calibration)
 
 
 @_router.get("/v1/training")
 async def training(request: Request) -> wire.TrainingView:
-    """The training run as far as it has come: measure, weights, risks and rejected updates by round."""
+    """Return the progress of the training run: measure, weights, risks and rejected updates by round."""
     broker = _broker(request, "search")
     return await broker.cached_view("training", broker.view_training)
 
 
 @_router.get("/v1/learning")
 async def learning(request: Request) -> wire.LearningView:
-    """How learning goes, and every version there is."""
+    """Return the state of learning, and all versions of the model."""
     _broker(request, "search")
     return await asyncio.to_thread(_runs(request).view)
 
 
 @_router.post("/v1/learning", status_code=202, responses=LEARNING)
 async def learn(body: wire.LearningRequest, request: Request) -> wire.LearningView:
-    """Let the silos learn from what people judged; it goes on behind."""
+    """Let the silos learn from people's judgements. The run continues in the background."""
     _broker(request, "admin")
     _runs(request).begin(body.mode, by=request.scope[CALLER].name)
     return await asyncio.to_thread(_runs(request).view)
@@ -344,7 +353,7 @@ def _runs(request: Request) -> LearningRuns:
 
 @_router.get("/v1/me")
 async def me(request: Request) -> wire.Me:
-    """Who is asking, and what they may do."""
+    """Return the caller's name, scopes and groups, and when the key expires."""
     caller: Caller[Any] = request.scope[CALLER]
     ends = None if caller.expires is None else wire.moment(caller.expires)
     groups = [] if caller.person is None else sorted(caller.person.groups)
@@ -355,7 +364,8 @@ async def me(request: Request) -> wire.Me:
 
 @_router.get("/v1/audit", response_class=Response, responses={200: {"content": {wire.LINES_TYPE: {}}}})
 async def audit_entries(query: Annotated[wire.EntriesAfter, Query()], request: Request) -> Response:
-    """Entries of the broker's own audit log as lines of JSON, for the scope audit, which admin has not."""
+    """Return entries of the broker's own audit log as lines of JSON. Needs the scope audit, which admin does
+    not include."""
     folder = _broker(request, "audit").settings.folder
     audit(request, "read", what=f"entries after {query.after}")
     text = await asyncio.to_thread(page_of, folder, query.after, query.k)
@@ -364,7 +374,7 @@ async def audit_entries(query: Annotated[wire.EntriesAfter, Query()], request: R
 
 @_router.get("/v1/health")
 async def health(request: Request) -> wire.Health:
-    """Alive."""
+    """Return the broker's name, role and version: the server is alive."""
     return wire.Health(name=request.app.state.broker.settings.name, role="broker", version=__version__)
 
 
@@ -372,7 +382,7 @@ async def health(request: Request) -> wire.Health:
     "/v1/ready", responses={503: {"model": wire.Ready, "description": "No silo is believed to answer."}}
 )
 async def ready(request: Request, response: Response) -> wire.Ready:
-    """Whether at least one silo is believed to answer; which ones, only to those who may search."""
+    """Whether at least one silo is thought to answer. Which ones is shown only to callers who may search."""
     state: wire.Ready = request.app.state.broker.ready()
     response.status_code = 200 if state.ready else 503
     return state if request.scope[CALLER].may("search") else wire.Ready(ready=state.ready)
@@ -380,31 +390,31 @@ async def ready(request: Request, response: Response) -> wire.Ready:
 
 @_router.get("/metrics", **METRICS)
 async def metrics(request: Request) -> Response:
-    """Counters for Prometheus."""
+    """Return counters for Prometheus."""
     text = await asyncio.to_thread(_broker(request, "metrics").metrics.text)
     return Response(text, media_type=CONTENT_TYPE)
 
 
 @_router.get("/v1/docs", include_in_schema=False)
 async def docs(request: Request) -> HTMLResponse:
-    """This API as a page."""
+    """Return the reference of this API as a page."""
     return HTMLResponse(reference(request.app))
 
 
 @_router.get("/v1/docs.css", include_in_schema=False)
 async def docs_style() -> Response:
-    """The style sheet of that page."""
+    """Return the style sheet of the API reference."""
     return Response(template("docs.css"), media_type="text/css")
 
 
 @dataclass(frozen=True)
 class EndpointCalls:
-    """What assistants call: the endpoints above, with the rights of whoever sent the request."""
+    """The functions that assistants call: the endpoints above, with the rights of the request's caller."""
 
     request: Request
 
     async def scopes(self) -> Collection[str]:
-        """Those that the caller has."""
+        """Return the caller's scopes."""
         return [scope for scope in SCOPES if self.request.scope[CALLER].may(scope)]
 
     async def search(self, search: wire.Search) -> wire.Answer:
@@ -425,8 +435,8 @@ class EndpointCalls:
         await self._audited(feedback(verdict, self.request))
 
     async def _audited(self, work: Awaitable[T]) -> T:
-        """A refusal is in the audit log as that of any path, though the message is answered; a failure says
-        what it would there."""
+        """Await an endpoint and raise its failure as a problem. A refusal (401 or 403) is written to the
+        audit log, since the MCP message itself is answered; an unforeseen failure is logged."""
         try:
             return await work
         except IsthmusError as error:

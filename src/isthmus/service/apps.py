@@ -1,6 +1,6 @@
-"""How both apps of the service are made: errors are problem details, and the description says so.
+"""Construction of the service's two apps, broker and node: their errors are problem details, in OpenAPI too.
 
-The description is written when it is first read, since a server starts sooner without it.
+The OpenAPI document is generated when it is first read, so that a server starts sooner.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BOUNDS = {"minimum": "≥", "maximum": "≤", "minLength": "length ≥", "maxLen
 
 
 def problems(described: Mapping[int, str]) -> Answers:
-    """Answers with problem details, by status."""
+    """Return OpenAPI responses with problem details, by status."""
     return {
         status: {"model": wire.Problem, "description": meaning, "content": {wire.PROBLEM_TYPE: {}}}
         for status, meaning in described.items()
@@ -51,16 +51,16 @@ PROBLEMS = problems(
         503: "Too many requests at once, or the silo does not answer.",
     }
 ) | {431: {"description": "The head of the request is too large, or came too slowly."}}
-"""What any request may be answered with."""
+"""Error responses that any request may get."""
 METRICS: Mapping[str, Any] = {
     "response_class": Response,
     "responses": PROBLEMS | {200: {"content": {"text/plain": {}}}},
 }
-"""What a path for Prometheus is."""
+"""Route options of a path with metrics for Prometheus."""
 
 
 def new_app(title: str, open_paths: Collection[str], **options: Any) -> FastAPI:
-    """An app without routes; `open_paths` need no key."""
+    """Return an app without routes; `open_paths` need no key."""
     app = FastAPI(
         title=title,
         version=__version__,
@@ -89,8 +89,8 @@ def new_app(title: str, open_paths: Collection[str], **options: Any) -> FastAPI:
 
 @dataclass(frozen=True)
 class ShortWay:
-    """An app, one POST of which is handled without FastAPI's routing and dependencies. All else, and what is
-    not valid, is the app's."""
+    """An app with one POST path that bypasses FastAPI's routing and dependencies. All other requests, and
+    those that are not valid, go to the app."""
 
     app: FastAPI
     path: str
@@ -98,7 +98,7 @@ class ShortWay:
     handler: Callable[[Any, Request], Awaitable[Response]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, whose body comes whole."""
+        """Answer one request, whose body must come in one message."""
         if scope.get("path") != self.path or scope["method"] != "POST":
             return await self.app(scope, receive, send)
         message = await receive()
@@ -138,7 +138,7 @@ def _mend(described: dict[str, Any], open_paths: Collection[str]) -> None:
 
 
 def reference(app: FastAPI) -> str:
-    """The app's description as one page, without scripts or outside requests."""
+    """Render the app's OpenAPI document as one page, without scripts or external requests."""
     from jinja2 import Environment
 
     page = Environment(autoescape=True, trim_blocks=True).from_string(template("reference.html"))

@@ -42,13 +42,13 @@ from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore
 from isthmus.service.wire import Evidence
 
 OWN = "engine"
-"""What explanations call the engine's own score."""
+"""The name of the engine's own score in explanations."""
 DEAREST = 1.0
 """The largest score that an engine gives."""
 
 
 def remote_of(settings: EngineSettings) -> RemoteEngine:
-    """The adapter of an engine, with the secrets that the settings name."""
+    """Return the adapter of an engine, with the secrets that the settings name."""
     url = secret(settings.url, "engine.url")
     if url.startswith(("postgresql:", "postgres:")):
         url = secured(url, "engine.url")
@@ -72,8 +72,8 @@ def remote_of(settings: EngineSettings) -> RemoteEngine:
 
 
 def open_attached(settings: EngineSettings, folder: Path) -> AttachedEngine:
-    """The engine; nothing is asked of its server yet, but whether it can filter by who may see documents,
-    where they say so."""
+    """Open the engine. Its server is contacted only if documents have access rules, to check that it can
+    filter by them; raises a ConfigError if it cannot."""
     folder.mkdir(parents=True, exist_ok=True)
     is_counted, remote = settings.level == "full", remote_of(settings)
     engine = AttachedEngine(folder, remote, counted=is_counted, language=settings.language)
@@ -94,7 +94,7 @@ def open_attached(settings: EngineSettings, folder: Path) -> AttachedEngine:
 
 
 class AttachedStore(SqliteStore):
-    """Documents as an engine elsewhere has them; what people said of them is stored here."""
+    """A store whose documents are in an engine elsewhere. Judgements of them are stored here."""
 
     judged_sql = """SELECT query, document, relevant, peer, at, probability, evidence, person
         FROM judgement ORDER BY at, query, document, peer, person"""
@@ -106,19 +106,19 @@ class AttachedStore(SqliteStore):
         self._renew_hidden()
 
     def _renew_hidden(self) -> None:
-        """What was erased is not shown, though the engine has it: by another process, too."""
+        """Hide documents that were erased, by this process or another, although the engine still has them."""
         erased = self.blocked()
         self._engine.remote.is_hidden, self._engine.remote.hidden = erased, len(erased)
 
     def block(self, ids: Iterable[str], *, at: float) -> None:
-        """Show these documents no more."""
+        """Hide these documents from now on."""
         ids = list(ids)
         super().block(ids, at=at)
         self._renew_hidden()
         self._engine.forget(ids)
 
     def readmit(self, ids: Iterable[str]) -> int:
-        """Show documents again that were erased, if the engine has them; how many were."""
+        """Show erased documents again, if the engine has them. Returns how many had been erased."""
         count = super().readmit(ids)
         self._renew_hidden()
         return count
@@ -129,7 +129,7 @@ class AttachedStore(SqliteStore):
         self._engine.close()
 
     def get(self, ids: Sequence[str]) -> dict[str, Draft]:
-        """The documents with these ids, by id; unknown ids are left out."""
+        """Return the documents with these ids, by id; unknown ids are left out."""
         texts = self._engine.remote.texts(list(ids))
         language = self._engine.reader.language
         return {
@@ -138,30 +138,30 @@ class AttachedStore(SqliteStore):
         }
 
     def present(self, ids: Iterable[str], principals: frozenset[str] | None = None) -> set[str]:
-        """Those of the ids that a document has, of all or of those that these principals may see."""
+        """Return the ids of documents that exist and, if principals are given, that these may see."""
         texts = self.get(list(ids))
         return {id for id, each in texts.items() if principals is None or may_see(each.allow, principals)}
 
     def judgements(self) -> list[Judgement]:
-        """All judgements of documents that are still there, in order of time."""
+        """Return all judgements of documents that still exist, in order of time."""
         every = super().judgements()
         present = self.present({each.document for each in every})
         return [each for each in every if each.document in present]
 
     def count(self) -> int:
-        """How many documents there were at the last look."""
+        """Return how many documents there were when the engine was last checked."""
         return len(self._engine.reader)
 
     def latest(self) -> int:
-        """The number of the last change that was counted; one more while nothing is."""
+        """Return the number of the last change that was counted, plus one while no count is available."""
         return self._engine.reader.change + (not self._engine.is_ready)
 
     def changes(self, after: int, limit: int) -> list[Change]:
-        """None: nothing is indexed here."""
+        """Return no changes: nothing is indexed here."""
         return []
 
     def living(self) -> Iterator[Change]:
-        """Every document there is."""
+        """Yield all documents."""
         language = self._engine.reader.language
         for batch in self._engine.remote.scan():
             for each in batch:
@@ -169,7 +169,7 @@ class AttachedStore(SqliteStore):
                 yield Change(each.id, 0, False, *texts)
 
     def spread(self, count: int) -> Iterator[Change]:
-        """Documents from the first that was counted to the last, about as far from each other."""
+        """Yield up to `count` documents at equal distances in the list of counted ones."""
         ids = self._engine.reader.tally.ids
         chosen = (
             [ids[at] for at in np.linspace(0, len(ids), count, endpoint=False).astype(int)] if ids else []
@@ -178,7 +178,8 @@ class AttachedStore(SqliteStore):
             yield Change(id, 0, False, each.title, each.body, each.language)
 
     def listed(self, *, source: str = "", words: str = "", most: int = 100) -> list[tuple[str, ...]]:
-        """(id, title, source, language, allow, subject) of the first whose id or title has these words."""
+        """Return (id, title, source, language, allow, subject) of the first documents whose id or title has
+        all these words."""
         if not self._engine.is_counted and self._engine.maintain():  # where no node has looked yet
             self._engine.refresh()
         wanted = words.lower().split()
@@ -190,19 +191,19 @@ class AttachedStore(SqliteStore):
         ]
 
     def languages(self, principals: frozenset[str] | None = None) -> dict[str, int]:
-        """All documents are read in one."""
+        """Return the number of documents by language; all of them are read in one."""
         return {self._engine.reader.language or DEFAULT: self.count()}
 
     def principals(self) -> frozenset[str]:
-        """None: the engine knows."""
+        """Return no principals: only the engine has them."""
         return frozenset()
 
     def put(self, documents: Iterable[Draft], *, source: str = "") -> Counts:
-        """Refused: documents are changed where they are."""
+        """Raise Refused: documents are changed where they are."""
         raise Refused(self._elsewhere)
 
     def remove(self, ids: Iterable[str]) -> int:
-        """Refused: documents are removed where they are."""
+        """Raise Refused: documents are removed where they are."""
         raise Refused(self._elsewhere)
 
     @cached_property
@@ -212,14 +213,14 @@ class AttachedStore(SqliteStore):
 
 @dataclass(frozen=True, eq=False)
 class ScoredSnapshot(Snapshot):
-    """Candidates as an engine elsewhere orders them, with its scores in the place of BM25's."""
+    """Candidates in the order of an engine elsewhere, with its scores in place of BM25's."""
 
     reader: AttachedReader
 
     def find(
         self, text: str, depth: int, only: Constraints | None = None, *, instead: Sequence[str] = ()
     ) -> QueryCandidates:
-        """The best `depth` documents of the engine. Nothing is counted in them."""
+        """Return the best `depth` documents of the engine. Their words are not counted."""
         if not text.strip():
             raise CannotNarrow("its engine is searched by whole words")
         tokens = query(text, self.languages)
@@ -243,13 +244,14 @@ class ScoredSnapshot(Snapshot):
         )
 
     def matches(self, text: str, terms: Sequence[str], only: Constraints | None = None) -> Matches:
-        """As the engine counts them; none of one that is searched by vectors, to which all are near."""
+        """Return the matches that the engine counts. Raises CannotNarrow if it is searched by vectors, since
+        every document is near to some degree."""
         if self.encoder.width and text.strip():
             raise CannotNarrow("its engine is searched by vectors")
         return self.reader.text_matches(text, only)
 
     def all_ids(self) -> list[str]:
-        """The ids of all documents, as the engine lists them."""
+        """Return the ids of all documents, as the engine lists them."""
         return self.reader.remote.all_ids()
 
 
@@ -257,8 +259,8 @@ class ScoredSnapshot(Snapshot):
 class EngineScorer:
     """Orders candidates as the engine does.
 
-    Scores of different engines do not compare: hits have a probability, by which silos are merged, once the
-    silo's own judgements have calibrated them (`model`), and none before.
+    Scores of different engines do not compare. Hits have probabilities, by which the hits of silos are
+    merged, only once the silo's own judgements have calibrated the scores (`model`).
     """
 
     name: ClassVar[str] = "engine"
@@ -271,13 +273,13 @@ class EngineScorer:
         return Bm25Scorer() if self.model is None else ModelScorer(self.model)
 
     def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored:
-        """The engine's order; probabilities where they are calibrated."""
+        """Return the engine's order, with probabilities if the scores are calibrated."""
         return self._scorer.score(snapshot, candidates)
 
     def explain(
         self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
     ) -> list[list[Evidence]]:
-        """What the engine's score adds; with a calibration, the start and the query's profile too."""
+        """Return what the engine's score adds; with a calibration, also the start and the query's profile."""
         return [
             [
                 part.model_copy(update={"retriever": OWN}) if part.retriever == "bm25" else part

@@ -1,12 +1,12 @@
-"""`isthmus attach`: look at an engine that runs already, propose what of it is a silo, and prove the level.
+"""`isthmus attach`: inspect a running engine, propose a silo's settings for it, and determine its level.
 
-    1. tables, collections or indexes, and fields that may be id, title and body
-    2. some documents: their language, and whether the engine finds each by the terms that our analysis has
-    3. where the encoder of its vectors is named, whether that gives those documents the vectors they have
-    4. a query made of one of them
+    1. list tables, collections or indexes, and fields that may be id, title and body
+    2. sample documents: their language, and whether the engine finds each by the terms of our analysis
+    3. if the encoder of its vectors is named, check that it gives those documents the vectors they have
+    4. try a query made from one of them
 
-Level *full* needs an engine that finds documents by terms, and `AGREEING` of the terms of sampled documents;
-everything else is *scores*.
+Level *full* needs an engine that counts terms and finds the sampled documents by at least a share of
+`AGREEING` of their terms; everything else is *scores*.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from isthmus.service.encoding import NoQueries, QueryEncoder, ready_encoder
 from isthmus.service.settings import EncoderSettings, EngineSettings
 
 SAMPLED, READ = 50, 2_000
-"""Documents that the level is proved on, and documents they are chosen among."""
+"""Number of documents in the sample that determines the level, and number of documents it is chosen from."""
 AGREEING = 0.9
-"""The share of terms that an engine must find its documents by."""
+"""Least share of their terms by which an engine must find the sampled documents for level *full*."""
 TITLES = ("title", "name", "headline", "subject", "heading", "caption", "label")
 BODIES = (
     "body",
@@ -58,20 +58,20 @@ BODIES = (
 )
 IDS = ("id", "_id", "docid", "doc_id", "uuid", "key", "slug")
 ENCODED, ALIKE = 16, 0.9
-"""Documents that an encoder is tried on, and the least median cosine to the vectors that they have."""
+"""Number of documents on which an encoder is tried, and least median cosine to their stored vectors."""
 WORDS = 8
-"""Of the query that is tried."""
+"""Most words of the trial query."""
 
 
 @dataclass(frozen=True)
 class Inspected:
-    """What was seen, and the settings that come of it."""
+    """The result of an inspection, and the settings that follow from it."""
 
     settings: EngineSettings
     noun: str
     documents: int
     reasons: tuple[str, ...]
-    """Why the level is what it is, and what else the operator should know."""
+    """Reasons for the level, and further remarks for the operator."""
     query: str = ""
     hits: tuple[str, ...] = ()
     milliseconds: float = 0.0
@@ -88,8 +88,8 @@ class _Wish:
 
 
 def inspect_engine(wanted: EngineSettings, level: str = "", encoder: str = "") -> Inspected:
-    """Look at a server; what `wanted` leaves empty is proposed. `level` is the highest that is wanted,
-    `encoder` what made the engine's vectors."""
+    """Inspect a server and propose the settings that `wanted` leaves empty. `level` is the highest level that
+    is wanted, `encoder` the one that made the engine's vectors."""
     with closing(remote_of(wanted)) as remote, well_formed(remote.noun):
         sources = remote.sources()
         source = _chosen(sources, wanted.source, remote.noun)
@@ -105,7 +105,7 @@ def inspect_engine(wanted: EngineSettings, level: str = "", encoder: str = "") -
 
 
 def _chosen(sources: Sequence[RemoteSource], name: str, noun: str) -> RemoteSource:
-    """The source that is named, else the largest."""
+    """Return the source with this name, or the largest if no name is given."""
     named = {each.name: each for each in sources}
     if not sources:
         raise ConfigError(f"{noun} has nothing with a text that these credentials may read", key="--source")
@@ -115,7 +115,8 @@ def _chosen(sources: Sequence[RemoteSource], name: str, noun: str) -> RemoteSour
 
 
 def _fields(wanted: EngineSettings, source: RemoteSource) -> EngineSettings:
-    """Fields for id, title and body, by their kinds and names; those that are named must be there."""
+    """Choose the fields for id, title and body by their kinds and names. Fields that `wanted` names must
+    exist, else a ConfigError is raised."""
     for option in ("id", "title", "body", "type", "date", "allow_field"):
         name, key = getattr(wanted, option), f"--{option.replace('_', '-')}"
         if name and name not in source.fields:
@@ -137,7 +138,7 @@ def _fields(wanted: EngineSettings, source: RemoteSource) -> EngineSettings:
 
 
 def _named(names: Iterable[str], among: Sequence[str]) -> str:
-    """The first of some names that a field has, else one that a field's name ends with."""
+    """Return the field with the first of some names, else one whose name ends with one of them, else ""."""
     lower = {each.lower(): each for each in among}
     for name in names:
         if name in lower:
@@ -148,7 +149,7 @@ def _named(names: Iterable[str], among: Sequence[str]) -> str:
 
 
 def _sampled(remote: RemoteEngine) -> list[RemoteDocument]:
-    """Some documents that have a text, evenly among the first."""
+    """Return a sample of documents with a text, evenly spread over the first `READ`."""
     documents = [each for each in _first(remote, READ) if each.body.strip() or each.title.strip()]
     places = np.linspace(0, len(documents), SAMPLED, endpoint=False).astype(int).tolist()
     return [documents[at] for at in dict.fromkeys(places)] if documents else []
@@ -159,7 +160,8 @@ def _first(remote: RemoteEngine, count: int) -> list[RemoteDocument]:
 
 
 def _check_filters(remote: RemoteEngine, sample: Sequence[RemoteDocument]) -> None:
-    """That the engine filters by the type and the date that are named, proved on documents that have them."""
+    """Check on the sampled documents that the engine filters by the named type and date; raises a
+    ConfigError."""
     types, dates = [each.type for each in sample if each.type], [each.date for each in sample]
     dated = sorted(date for date in dates if date is not None)
     for option, values in (("type", types), ("date", dated)):
@@ -198,7 +200,7 @@ def _proved(
     wish: _Wish,
     others: tuple[str, ...],
 ) -> Inspected:
-    """The level, and a query that was tried."""
+    """Determine the level and try a query."""
     reasons = list(source.remarks)
     queries: QueryEncoder = NoQueries()
     if wish.encoder:
@@ -224,7 +226,7 @@ def _proved(
 
 
 def encoder_settings(name: str) -> EncoderSettings:
-    """Those of an encoder by its name, its address or its folder."""
+    """Return the settings of an encoder, given its name, address or folder."""
     if Path(name).is_dir():
         return EncoderSettings("encoder", path=Path(name).resolve())
     return EncoderSettings("encoder", name)
@@ -233,7 +235,8 @@ def encoder_settings(name: str) -> EncoderSettings:
 def _vectors_proved(
     remote: RemoteEngine, sample: Sequence[RemoteDocument], queries: QueryEncoder, name: str
 ) -> str:
-    """That an encoder made the engine's vectors; a ConfigError where it gives others."""
+    """Check that an encoder made the engine's vectors. Returns the result in words; raises a ConfigError if
+    its vectors differ."""
     if not isinstance(remote, VectorEngine):
         raise ConfigError(f"{remote.noun} is not searched by vectors", key="--encoder", expected="no encoder")
     stored = remote.vectors([each.id for each in sample[:ENCODED]])
@@ -262,7 +265,7 @@ def _median_cosine(one: Vectors, other: Vectors) -> float:
 def _agreement(
     remote: RemoteEngine, sample: Sequence[RemoteDocument], language: str, level: str
 ) -> tuple[bool, str]:
-    """Whether the level is full, and why."""
+    """Return whether the level is full, and why."""
     if not isinstance(remote, CountedEngine):
         return False, f"{remote.noun} gives scores of its own and no term counts"
     if level == "scores":
@@ -279,7 +282,7 @@ def _agreement(
 
 
 def _terms(sample: Sequence[RemoteDocument], language: str) -> Mapping[str, Sequence[str]]:
-    """The distinct content terms of documents, by id."""
+    """Return the distinct content terms of documents, by id."""
     tokens = tokeniser_of(language)(f"{each.title}\n{each.body}" for each in sample)
     every = {each.id: sorted(set(tokens.words(at))) for at, each in enumerate(sample)}
     return {id: [word for word in words if not word.startswith(STOP)] for id, words in every.items()}
@@ -288,7 +291,7 @@ def _terms(sample: Sequence[RemoteDocument], language: str) -> Mapping[str, Sequ
 def _tried(
     remote: RemoteEngine, settings: EngineSettings, sample: Sequence[RemoteDocument], queries: QueryEncoder
 ) -> tuple[str, list[str], float]:
-    """A query made of a document, the titles of what it finds, and milliseconds."""
+    """Search with a query made from a document. Returns the query, its hits' titles, and milliseconds."""
     if not sample:
         return "", [], 0.0
     some = sample[len(sample) // 2]

@@ -1,19 +1,20 @@
-"""An audit log that cannot be quietly changed: who was shown what, and who changed what.
+"""A tamper-evident audit log: who was shown what, and who changed what.
 
     log = AuditLog(folder, AuditSettings())
     log.record("opened", peer="broker", actor=log.pseudonym("broker", "ada"), documents=["d7"])
     verify_audit(folder, log, anchors)       # or a DataError that names the first broken entry
 
     audit/000000000001-2026-11-18.jsonl     an entry a line, a new file every day and every `rotate_mb`
-    audit/head                              number and hash of the last entry that the disk has
-    audit.key                               of seals, pseudonyms and digests
+    audit/head                              number and hash of the last entry that is on disk
+    audit.key                               the key of seals, pseudonyms and digests
 
-An entry ends with the SHA-256 of all before that in its line, which begins with the hash of the entry before
-it, and with a seal over the hash (HMAC) that nobody without the key can make. Heads are sealed, and anchored
-in the silo's ledger, so that an end that was cut off is noticed as well. Lines of JSON, because an auditor
-reads them without Isthmus, and because one `write` makes an entry: when `record` returns, the system has it,
-and kill -9 loses nothing; a thread has the disk have it, many entries at a time, so a power cut loses `PAUSE`
-seconds at most. Documents and queries are keyed digests: a document that is erased needs no entry changed.
+The line of an entry begins with the hash of the entry before it. It ends with the SHA-256 of the line up
+to there, and with a seal over that hash (HMAC), which cannot be made without the key. Heads are sealed,
+and anchored in the silo's ledger, so that a truncated log is noticed as well. The format is lines of JSON,
+because an auditor can read them without Isthmus, and because one `write` makes an entry: when `record`
+returns, the operating system has it, and kill -9 loses nothing. A thread flushes entries to disk, many at
+a time, so that a power cut loses `PAUSE` seconds at most. Documents and queries are recorded as keyed
+digests, so that the erasure of a document changes no entry.
 """
 
 from __future__ import annotations
@@ -47,32 +48,34 @@ from isthmus.service.settings import AuditSettings, Tls
 
 FOLDER, KEY, HEAD, LOCK, STATE = "audit", "audit.key", "head", "lock", "state.json"
 BEGINNING = "0" * 64
-"""What stands for the hash before the first entry."""
+"""The previous hash in the first entry."""
 PAUSE = 0.5
-"""Seconds between two times that the disk is asked to have what was written."""
+"""Seconds between two flushes to disk."""
 ANCHOR_ENTRIES, ANCHOR_SECONDS = 1_000, 60.0
-"""After so many entries, or so long after the first of them, the log is anchored in the ledger."""
+"""Number of entries, or seconds since the last anchor, after which the log is anchored in the ledger."""
 MOST_DELETED = 31
-"""Files that go at once: a clock that jumps for a day does not take the whole log with it."""
+"""Most files that are deleted at once, so that a clock that jumps for a day does not delete the whole log."""
 WATCHED_SECONDS = 5.0
-"""Between two looks at what may change without passing here, such as files of keys."""
+"""Seconds between two checks of what may change without passing through this process, such as
+files of keys."""
 CURE = "compare with a copy; what stands before this entry is as it was written"
 _LINE = re.compile(
     rb'(\{"number":(\d{1,15}),"previous":"([0-9a-f]{64})",.*),"hash":"([0-9a-f]{64})","seal":"([0-9a-f]{32})"\}'
 )
 _NAME = re.compile(r"\d{12}-\d{4}-\d\d-\d\d\.jsonl")
 LONGEST = 4 << 20
-"""Bytes of an entry at most."""
+"""Most bytes of an entry."""
 
 _log = logging.getLogger("isthmus.service")
 
 Anchor = Callable[[int, str], Mapping[str, Any]]
-"""Writes number and hash of the last entry down elsewhere; what the log is to say of that."""
+"""Records number and hash of the last entry elsewhere. Returns the fields of the log's entry about that."""
 
 
 @dataclass(frozen=True)
 class AuditHead:
-    """Number and hash of an entry: who has it elsewhere can tell whether the log was changed up to it."""
+    """Number and hash of an entry. A copy kept elsewhere shows whether the log was changed up to
+    this entry."""
 
     number: int = 0
     hash: str = BEGINNING
@@ -82,7 +85,7 @@ class AuditHead:
 
 
 class Digests(list[str]):
-    """What a log calls documents."""
+    """The names of documents in a log: digests."""
 
 
 class AuditKey:
@@ -94,25 +97,25 @@ class AuditKey:
 
     @cached_property
     def _keys(self) -> tuple[bytes, bytes]:
-        """Of seals, and of names; made with the first entry."""
+        """The key of seals and the key of names, created with the first entry."""
         key = local_secret(self._file)
         seals, names = (hmac.digest(key, use, "sha256") for use in (b"seals of entries", b"names in entries"))
         return seals, names
 
     def seal(self, content: str) -> str:
-        """By which an entry or a head is known to be this node's."""
+        """Return the seal (HMAC) that shows that an entry or a head was written by this node."""
         return hmac.digest(self._keys[0], content.encode(), "sha256").hex()[:32]
 
     def pseudonym(self, peer: str, person: str) -> str:
-        """What the log calls a person who asks through a peer."""
+        """Return the log's pseudonym of a person who asks through a peer."""
         return self._digest(b"person", f"{peer}\0{person}", 16)
 
     def document(self, id: str) -> str:
-        """What the log calls a document."""
+        """Return the log's digest of a document's id."""
         return self._digest(b"document", id, 12)
 
     def query(self, text: str) -> str:
-        """What the log calls a query: equal ones are seen to be equal."""
+        """Return the log's digest of a query; equal queries have equal digests."""
         return self._digest(b"query", " ".join(text.split()), 12)
 
     def _digest(self, kind: bytes, text: str, size: int) -> str:
@@ -127,7 +130,7 @@ class AuditKey:
 
 @dataclass(frozen=True)
 class _End:
-    """Where the next entry goes; no file where that is not known."""
+    """The position of the next entry; without a file if it is not known."""
 
     path: str = ""
     size: int = 0
@@ -140,16 +143,17 @@ class _End:
 
 
 def apart(seconds: float) -> float:
-    """Up to half of an interval by chance: processes that do something as often do it at different times."""
+    """Return a random time of up to half an interval, so that processes that repeat something at the same
+    interval do it at different times."""
     return seconds * os.urandom(1)[0] / 512
 
 
 class AuditLog(AuditKey):
     """The log of one node or broker, for all its threads; other processes may write to it as well.
 
-    `anchor` is called now and then with the last entry; `beyond` is the last entry that was anchored, after
-    which numbers go on if the log itself was lost. What the `watched` functions return is compared with what
-    they returned last, and differences are entries.
+    `anchor` is called from time to time with the last entry. `beyond` returns the last entry that was
+    anchored: numbers continue after it if the log itself was lost. The `watched` functions are called
+    regularly, and every change of what they return is recorded as an entry.
     """
 
     def __init__(
@@ -184,9 +188,10 @@ class AuditLog(AuditKey):
         query: str = "",
         **more: Any,
     ) -> int:
-        """Write an entry; its number. What it is about may happen when this returns, or never: ServiceError.
+        """Write an entry. Returns its number, and then the action that it records may happen. Raises a
+        ServiceError if the entry cannot be written, and then the action must not happen.
 
-        `documents` are ids, or `Digests`. Whatever is empty is left out.
+        `documents` are ids, or `Digests`. Empty values are left out.
         """
         digests = documents if isinstance(documents, Digests) else [self.document(id) for id in documents]
         about: dict[str, Any] = {
@@ -222,7 +227,7 @@ class AuditLog(AuditKey):
                 raise ServiceError(f"nothing may leave: the audit log cannot be written ({why})") from error
 
     def refuse(self, caller: str, path: str, status: int) -> None:
-        """An entry of a request that was refused; of floods one a second, which says how many there were."""
+        """Record a refused request. A flood of them is recorded as one entry a second with their number."""
         self._uncounted += 1
         if self._refusals.wait("all"):
             return
@@ -232,16 +237,16 @@ class AuditLog(AuditKey):
             self.record("refused", **self.naming(caller), what=path, status=status, times=times)
 
     def naming(self, caller: str) -> dict[str, str]:
-        """What an entry says of whose request it was: a node's callers are peers."""
+        """Return the fields of an entry that name the caller of a request; a node's callers are peers."""
         return {"peer": caller}
 
     def owner(self, person: str) -> str:
-        """What entries about rights and keys call the person who has them."""
+        """Return the name, in entries about rights and keys, of the person who has them."""
         return person if self.settings.names else self.pseudonym("", person)
 
     def _is_behind(self, lock: int) -> bool:
-        """Whether another process has written, or put another file in the place of the newest, which the
-        lock's file names; or nothing is known yet."""
+        """Whether the known end of the log is outdated, because another process has written to it or has
+        replaced the newest file (whose name is in the lock's file), or because no end is known yet."""
         end = self._end
         if not end.path or os.pread(lock, 100, 0) != end.file.encode():
             return True
@@ -272,11 +277,11 @@ class AuditLog(AuditKey):
         return is_large or not end.path.endswith(f"-{self._day()}.jsonl")
 
     def _day(self, days: float = 0.0) -> str:
-        """Today, or so many days ago."""
+        """Return the date of today, or of so many days ago."""
         return iso_time(self._clock() - 86_400 * days)[:10]
 
     def _begin_file(self, lock: int) -> None:
-        """Go on in a new file, and delete those that retention has no use for."""
+        """Continue in a new file, and delete files that are older than the retention period."""
         if self._stream >= 0:
             os.fsync(self._stream)
             os.close(self._stream)
@@ -301,7 +306,8 @@ class AuditLog(AuditKey):
         _sync_folder(self.folder)
 
     def _resume(self, lock: int) -> list[tuple[str, str]]:
-        """Find the last entry; what is to be said of entries that cannot be continued."""
+        """Find the last entry. Returns action and text of the entries to write about damaged or
+        missing ones."""
         remarks, last = list[tuple[str, str]](), None
         if self._stream >= 0:
             os.close(self._stream)
@@ -358,7 +364,7 @@ class AuditLog(AuditKey):
                 self._wake.set()
 
     def sync(self, *, closing: bool = False) -> None:
-        """Have the disk have what was written, say so in the head, and anchor it where that is due."""
+        """Flush what was written to disk, update the head, and anchor it if that is due."""
         with self._syncing:
             self._flush()
             head, now = self._synced, self._clock()
@@ -386,7 +392,8 @@ class AuditLog(AuditKey):
         self._synced = head
 
     def _look(self) -> None:
-        """Entries of what has changed without passing here, such as files of keys; not too often."""
+        """Record changes that did not pass through this process, such as of files of keys, but not
+        too often."""
         if time.monotonic() > self._looked + WATCHED_SECONDS:
             self._looked = time.monotonic()
             for action, values in self._watched.items():
@@ -396,7 +403,7 @@ class AuditLog(AuditKey):
                     _log.warning("audit log: %s", error)
 
     def compare(self, action: str, values: Mapping[str, str]) -> None:
-        """An entry of every value that is another than when this was called last, in whatever process."""
+        """Record every value that has changed since the last call, in whatever process that was."""
         file = self.folder / STATE
         state = json.loads(file.read_bytes()) if file.exists() else {}
         before, now = state.get(action), dict(values)
@@ -410,7 +417,7 @@ class AuditLog(AuditKey):
         write_private(file, json.dumps(state | {action: now}).encode())
 
     def close(self) -> None:
-        """Have all on disk, and anchored."""
+        """Flush all entries to disk and anchor the last one."""
         self._stopped.set()
         self._wake.set()
         if self._thread is None:
@@ -425,10 +432,11 @@ class AuditLog(AuditKey):
 
 
 class BrokerAudit(AuditLog):
-    """A broker's audit log, whose callers are people: pseudonyms, and names where the settings say so."""
+    """A broker's audit log, whose callers are people. It has their pseudonyms, and names if the settings say
+    so."""
 
     def naming(self, caller: str) -> dict[str, str]:
-        """What an entry says of whose request it was; nothing of somebody who is not known."""
+        """Return the fields of an entry that name the caller of a request; none for an unknown caller."""
         if not caller:
             return {}
         return {"actor": self.pseudonym("", caller)} | ({"person": caller} if self.settings.names else {})
@@ -437,8 +445,8 @@ class BrokerAudit(AuditLog):
 def keys_in(
     api_keys: Path | None, tls: Tls | None, *others: Path, owner: Callable[[str], str] = str
 ) -> dict[str, str]:
-    """What is watched of keys: owners, rights and groups of API keys by their ids, digests of the certificate
-    and of the list of revocations, and when other keys were made."""
+    """Return the watched state of keys: owners, rights and groups of API keys by their ids, digests of the
+    certificate and of the list of revocations, and when other key files were last written."""
     known = {}
     if api_keys is not None:
         for key in ApiKeys(api_keys).all():
@@ -452,7 +460,7 @@ def keys_in(
 
 
 def policies_in(peers: Mapping[str, Any]) -> dict[str, str]:
-    """What peers may do, by name: what differs from nothing."""
+    """Return the rights and limits of every peer as text, by name; those that are not set are left out."""
     return {
         name: " ".join(
             f"{each.name}={getattr(peer, each.name)}" for each in fields(peer) if getattr(peer, each.name)
@@ -475,9 +483,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _tear_off(stream: IO[bytes]) -> int:
-    """Cut off an entry without its end, which a process that was killed was writing; how many bytes.
+    """Cut off an entry without its end, which a killed process was writing. Returns how many bytes were cut
+    off.
 
-    The stream stands before the last entries then.
+    The stream stands before the last entries afterwards.
     """
     size = stream.seek(0, os.SEEK_END)
     stream.seek(max(0, size - LONGEST))
@@ -506,7 +515,7 @@ class Line:
 
     @classmethod
     def of(cls, text: bytes, file: Path, line: int) -> Line | None:
-        """The entry in a line; None where it is none."""
+        """Parse a line; None if it is not an entry."""
         match = _LINE.fullmatch(text)
         if match is None:
             return None
@@ -515,18 +524,18 @@ class Line:
 
     @property
     def whole(self) -> bytes:
-        """The line."""
+        """The whole line, with its end."""
         return b'%s,"hash":"%s","seal":"%s"}\n' % (self.text, self.hash.encode(), self.seal.encode())
 
     @property
     def content(self) -> dict[str, Any]:
-        """What the entry says."""
+        """The fields of the entry."""
         content: dict[str, Any] = json.loads(self.text + b"}")
         return content
 
 
 def _lines(file: Path, most: int | None = None) -> Iterator[Line]:
-    """The entries of a file, up to so many bytes; a DataError for a line that is none."""
+    """Yield the entries of a file, up to `most` bytes. Raises a DataError for a line that is not an entry."""
     size = 0
     with file.open("rb") as stream:
         for number, text in enumerate(stream, 1):
@@ -540,7 +549,8 @@ def _lines(file: Path, most: int | None = None) -> Iterator[Line]:
 
 
 def audit_lines(folder: Path, *, after: int = 0) -> Iterator[Line]:
-    """Every entry of the log in a node's or broker's folder, or those after a number; also while it grows."""
+    """Yield the entries of the log in a node's or broker's folder, or those after a number. The log may grow
+    meanwhile."""
     folder = folder / FOLDER
     if not folder.is_dir():
         return
@@ -553,25 +563,28 @@ def audit_lines(folder: Path, *, after: int = 0) -> Iterator[Line]:
 
 
 def audit(request: Request, action: str, *, name: str = "", **about: Any) -> None:
-    """An entry of the broker's log, of the caller of a request unless another name is said."""
+    """Write an entry to the broker's log, in the name of the request's caller unless another name
+    is given."""
     log: BrokerAudit = request.app.state.broker.audit
     log.record(action, **log.naming(name or request.scope[CALLER].name), **about)
 
 
 def check_auditor(caller: Caller[Any]) -> str:
-    """The name of a caller with the scope audit, which no other includes: administrators are audited."""
+    """Return the name of a caller with the scope audit, else raise a 403. No other scope includes it, since
+    administrators are audited."""
     if not caller.may("audit"):
         raise HttpProblem(403, "this needs a key with the scope audit, which admin does not include")
     return caller.name
 
 
 def page_of(folder: Path, after: int, most: int) -> bytes:
-    """At most so many entries of a log after a number, as they stand in its files."""
+    """Return at most `most` entries after a number, as they stand in the log's files."""
     return b"".join(line.whole for line in islice(audit_lines(folder, after=after), most))
 
 
 def read_head(folder: Path, key: AuditKey) -> AuditHead:
-    """The last entry that the disk had, by the file that says so; 0 where there is none of this node's."""
+    """Read from the head file the last entry that is on disk; number 0 if there is no head sealed by this
+    node."""
     try:
         number, hash, seal = (folder / HEAD).read_text("ascii").split()
         head = AuditHead(int(number), hash)
@@ -582,7 +595,7 @@ def read_head(folder: Path, key: AuditKey) -> AuditHead:
 
 @dataclass
 class Verified:
-    """What an audit log was found to have."""
+    """The result of verifying an audit log."""
 
     entries: int = 0
     files: int = 0
@@ -590,13 +603,13 @@ class Verified:
     last: AuditHead = field(default_factory=AuditHead)
     anchors: int = 0
     heads: dict[str, dict[int, str]] = field(default_factory=dict)
-    """Of the ledgers that the log was anchored in, by their names: hashes of entries by their numbers."""
+    """Hashes of ledger entries by their numbers, for each ledger (by name) in which the log was anchored."""
 
 
 def verify_audit(folder: Path, key: AuditKey, anchors: Mapping[int, str] | None = None) -> Verified:
-    """Check every entry, and that those are there which `anchors` have by number and hash.
+    """Check every entry, and that the log has the entries that `anchors` lists by number and hash.
 
-    A DataError names the first entry that is broken: changed, missing, or not sealed with this key.
+    Raises a DataError that names the first broken entry: changed, missing, or not sealed with this key.
     """
     state, files = Verified(), set[Path]()
     waiting = dict(anchors or {})

@@ -1,15 +1,16 @@
-"""A circuit breaker: a silo that keeps failing is left alone, and tried again now and then.
+"""A circuit breaker: a silo that keeps failing is not asked for a while, and then tried again.
 
 closed ── failures in a row ──▶ open ── pause over ──▶ half open ── success ──▶ closed
                                   ▲                        │
                                   └── failure, pause × 2 ──┘
 
-Only what the silo did counts. It is not to blame for a queue that our own searches made: while it answers
-others, a late answer means that it is busy.
+Only failures of the silo itself count, not delays by a queue of the broker's own searches: while the silo
+answers other requests, a late answer means that it is busy.
 
-The search that tries it again waits for it no longer than for the others, nor does any search for a silo on
-trial: one that answers often enough to stay closed, and is late often enough to hold searches up.
-Every delay of its own making is a debt of `TIMELY` answers; above `TRIAL` it is on trial until all is paid.
+A search does not wait for a half-open silo until the deadline, but only as long again as the others took.
+The same holds for a silo on trial: one that answers often enough to stay closed, but is late often enough
+to hold searches up. Every delay that the silo caused is a debt of `TIMELY` answers; above `TRIAL`, the
+silo is on trial until the debt is zero.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from isthmus.service.wire import Status
 
 State = Literal["closed", "open", "half open"]
 TIMELY = 20
-"""Answers before the deadline that make up for one delay: who is late less often than that is waited for."""
+"""Number of answers before the deadline that make up for one delay. A silo that is late less often than that
+is waited for."""
 TRIAL, MOST_DEBT = 2 * TIMELY, 4 * TIMELY
 
 
@@ -38,18 +40,18 @@ class Breaker:
         clock: Callable[[], float] = time.monotonic,
         changed: Callable[[float | None, str], None] = lambda seconds, reason: None,
     ) -> None:
-        """`changed(None, reason)` is called when the breaker opens, and when the silo answers again,
-        `changed(seconds, reason)` with how long it was away."""
+        """`changed(None, reason)` is called when the breaker opens, and `changed(seconds, reason)` when the
+        silo answers again after so many seconds."""
         self._settings, self._clock, self._changed = settings, clock, changed
         self._since: float | None = None
         self._failures, self._pause, self._until = 0, settings.pause, 0.0
         self._probing, self._last_response, self._latest = False, -math.inf, -math.inf
         self._debt = 0
         self.on_trial = False
-        """Whether it held up too many searches lately to be waited for."""
+        """Whether the silo has recently held up too many searches to be waited for."""
         self.last: Status = "down"
         self.reason = ""
-        """What failed last, and why."""
+        """The reason of the last failure."""
 
     @property
     def state(self) -> State:
@@ -68,7 +70,7 @@ class Breaker:
 
     @property
     def trusted(self) -> bool:
-        """Whether a search waits for it until the deadline."""
+        """Whether a search waits for the silo until the deadline."""
         return not self.on_trial and self.state == "closed"
 
     @property
@@ -111,7 +113,8 @@ class Breaker:
         self._last_response, self._latest = self._clock(), max(self._latest, since)
 
     def late(self, since: float) -> None:
-        """Record that a request of `since` had no answer in time: a failure, unless it answered others."""
+        """Record that a request sent at `since` had no answer in time: a failure, unless the silo answered
+        others."""
         if self._last_response >= since:
             self.dropped()
         else:
@@ -120,8 +123,9 @@ class Breaker:
     def held_up(self, since: float) -> None:
         """Record that other silos answered this search in time and this one did not.
 
-        A queue of ours explains that only where it answered what was before in the queue: where it answered
-        nothing, or what was sent after half of this wait, it chose to let this one wait.
+        A queue of the broker's requests explains the delay only if the silo has answered requests that
+        were in it before. If it has answered nothing since, or a request sent in the second half of this
+        wait, the delay is the silo's own.
         """
         if self._last_response < since or self._latest >= (since + self._clock()) / 2:
             self.delayed()

@@ -1,10 +1,12 @@
-"""The broker: one question to all silos at once, one deadline, one list by probability, or by score.
+"""The broker: sends a search to all silos at once, with one deadline, and merges the hits by probability or
+score.
 
     broker = Broker(read_broker("broker.toml"))
     await broker.start()
     answer = await broker.search(Search(query="tidal power"))
 
-A silo that is late, refuses, is down or answers nonsense is named in the answer and costs it nothing else.
+A silo that is late, refuses, is down or sends an invalid answer is named in the answer to the search,
+which is complete otherwise.
 """
 
 from __future__ import annotations
@@ -71,27 +73,28 @@ from isthmus.tables import Unpacker
 
 JSON = "application/json"
 ENGINE = "engine"
-"""The scorer of silos whose scores are their engine's own."""
+"""Name of the scorer of silos whose scores are their engine's own."""
 WITHOUT_STATISTICS = (ENGINE, "date")
-"""Scorers that have no use for the statistics of all silos."""
+"""Scorers that do not use the statistics of all silos."""
 LAG = 0.25
-"""Seconds by which a deadline may be noticed late; more, and it was this process that had no time."""
+"""Seconds by which a deadline may be noticed late. If it is more, this process was overloaded, not
+the silo."""
 MOST_UNPACKED = 64 << 20
 """Bytes that the JSON of a silo's answer may take in memory."""
 MOST_UNCOUNTED = MOST_UNPACKED // 128
-"""Bytes of JSON that have room there whatever they say: no byte counts for more."""
+"""Bytes of JSON that fit into this limit whatever they contain, so that they need not be weighed."""
 INSTANT = 0.01
-"""Seconds by which a timer may be early."""
+"""Seconds by which a timer may fire early."""
 GRACE = 0.05
-"""Least seconds for which a silo on trial is waited for after all others have answered."""
+"""Least seconds that a search waits for silos on trial after all others have answered."""
 TRIED = 8
-"""Searches of a silo on trial that are followed to their deadline after they were answered without it."""
+"""Most requests to a silo on trial that are followed to their deadline after their search was answered."""
 START_SECONDS = 0.5
-"""How long the start waits to learn the silos' encoders; those that come later come all the same."""
+"""Seconds that the start waits for the silos' encoders. Those that come later are used all the same."""
 GROWTH = 1.25
-"""By how much the silos that have answered grow before a stream has their hits in one order anew."""
+"""Factor by which the number of answered silos grows before a stream merges their hits again."""
 VIEW_SECONDS, FRESH_SECONDS = 2.0, 2.0
-"""How long a view waits for the silos, and how long what they said is shown again."""
+"""Seconds that a view waits for the silos, and seconds for which it is cached."""
 
 M = TypeVar("M", bound=BaseModel)
 _log = logging.getLogger("isthmus.service")
@@ -107,17 +110,19 @@ class SiloClient:
     breaker: Breaker
     headers: Mapping[str, str] = field(repr=False)
     documents: int | None = None
-    """As its answers say, unless these are of what one person may see; or itself."""
+    """How many documents it has: as its answers say, or as it states itself (`learn_size`) if its answers
+    count only what one person may see."""
     encoder: str = ""
-    """The fingerprint it has stated last."""
+    """Fingerprint of its encoder, as it stated last."""
     search_level: int = 0
-    """What it knows of `wire.NodeSearch`, as it has stated last."""
+    """The level of `wire.NodeSearch` that it supports, as it stated last."""
     trials: set[asyncio.Task[None]] = field(default_factory=set, repr=False)
-    """Searches answered without it, because it is on trial, whose deadline has not passed."""
+    """Requests of searches that were answered without it, because it is on trial, before their deadline."""
     signer: Callable[[Credentials | None], Sign] | None = field(default=None, repr=False)
-    """Signs who asks, for a silo that learns it, over a connection with these credentials."""
+    """Returns what signs statements of who asks, given a connection's credentials; None for a silo that does
+    not receive such statements."""
     naming: Callable[[str], str] = str
-    """What a person is called there."""
+    """Returns a person's name towards this silo."""
 
     async def ask(
         self,
@@ -130,9 +135,10 @@ class SiloClient:
         headers: Mapping[str, str] | None = None,
         person: Person | None = None,
     ) -> HttpReply:
-        """Send one message to the silo, under a header that protects against replays; see `Talks`.
+        """Send one message to the silo, with a header that protects against replays; see `Talks`.
 
-        Headers without a value are left out. A silo that learns who asks is told so of a `person`.
+        Headers without a value are left out. If `person` is given and the silo receives statements of who
+        asks, a signed one is added.
         """
         sent = {**self.headers, **message_header()}
         if body:
@@ -154,11 +160,11 @@ class SiloClient:
         return understood(await self.ask("GET", path), model)
 
     async def send(self, path: str, message: BaseModel, model: type[M]) -> M:
-        """POST a message to the silo; its reply. Raises SiloUnavailable or Refused."""
+        """POST a message to the silo and return its reply; raises SiloUnavailable or Refused."""
         return understood(await self.ask("POST", path, message.model_dump_json().encode()), model)
 
     def learn_size(self, state: wire.Ready) -> None:
-        """Note how many documents it has, where its answers are of what one person may see."""
+        """Store how many documents the silo states, if its answers count only what one person may see."""
         if self.signer is not None and state.indexed:
             self.documents = state.indexed
 
@@ -190,16 +196,17 @@ class _Question:
     query: ParsedQuery
     model: SearchModel | None
     version: str
-    """Of the model in use when the search began: answers are for it, and are merged by it."""
+    """Version of the model in use when the search began. Silos are asked for it, and answers are merged by
+    it."""
     body: bytes
     extended: bytes
-    """For silos that know what came with this release."""
+    """The body for silos that support the fields of this release."""
     headers: Mapping[str, str]
     """The encoder that silos agree on, and the version of the model."""
     seconds: float
     patient: bool
-    """Whether they have as long as the broker gives by itself: a caller in a hurry, or a broker without
-    time, must not close a silo for all others."""
+    """Whether the deadline is at least the broker's own. A caller in a hurry must not open a silo's breaker
+    for all other callers."""
     person: Person | None = None
     began: float = field(default_factory=time.monotonic)
 
@@ -214,7 +221,8 @@ _Asking = asyncio.Task[_Outcome]
 
 
 async def _wait(trusted: set[_Asking], trials: set[_Asking], question: _Question) -> None:
-    """Until the deadline, or all have answered but silos on trial: for those, that long again."""
+    """Wait until the deadline, or until all trusted silos have answered and then as long again for silos on
+    trial."""
     if trusted:
         await asyncio.wait(trusted, timeout=question.left)
         limit = max(GRACE, question.seconds - question.left)
@@ -229,7 +237,7 @@ def _is_answered(task: _Asking) -> bool:
 
 
 def _give_up(silo: SiloClient, task: _Asking, question: _Question, *, others: bool) -> None:
-    """Stop asking a silo that has not answered in time, as `others` have or have not."""
+    """Stop asking a silo that has not answered in time. `others` says whether other silos have."""
     task.cancel()
     if not question.patient or not -LAG < question.left <= INSTANT:
         silo.breaker.dropped()
@@ -240,7 +248,7 @@ def _give_up(silo: SiloClient, task: _Asking, question: _Question, *, others: bo
 
 
 def _log_change(silo: str, seconds: float | None, reason: str) -> None:
-    """A line when a silo goes down, and when it is back."""
+    """Log that a silo is down, or back after so many seconds."""
     event = "silo down" if seconds is None else "silo back"
     about: dict[str, str | float] = {"silo": silo, "event": event, "reason": reason}
     if seconds is None:
@@ -257,7 +265,7 @@ def _skipped(silo: SiloClient) -> _Outcome:
 
 
 def _unanswered(silo: SiloClient, task: _Asking, question: _Question, *, others: bool) -> wire.SiloStatus:
-    """What the answer says of a silo that nobody waits for any more."""
+    """Return the status of a silo that the search no longer waits for."""
     if question.left <= INSTANT:
         _give_up(silo, task, question, others=others)
         return silo.status("late", f"no answer within {1000 * question.seconds:.0f} ms")
@@ -268,7 +276,7 @@ def _unanswered(silo: SiloClient, task: _Asking, question: _Question, *, others:
 
 
 async def _follow(silo: SiloClient, task: _Asking, question: _Question) -> None:
-    """Learn whether an answer that nobody waits for comes before the deadline."""
+    """Wait for an answer after its search has been answered, to see whether it comes before the deadline."""
     try:
         if len(silo.trials) <= TRIED:
             await asyncio.wait([task], timeout=question.left)
@@ -296,7 +304,8 @@ def understood(reply: HttpReply, model: type[M]) -> M:
 
 
 def failure_of(reply: HttpReply) -> IsthmusError:
-    """The exception for a reply that is no success, in our own words: the silo's text is not trusted."""
+    """Return the exception for an unsuccessful reply, in the broker's own words: the silo's text is not
+    trusted."""
     if reply.status == 429 and wire.SEEN.encode() in reply.body:
         return Refused("you have seen as much of it as its policy shows: its owner may allow more")
     failures = {
@@ -371,7 +380,8 @@ class Broker:
         self._count()
 
     def _signer(self, silo: SiloAddress, key: str) -> Callable[[Credentials | None], Sign]:
-        """With what a silo knows the broker by: its certificate's key, or the API key."""
+        """Return what makes signatures that the silo accepts: by the key of the certificate, or by the API
+        key."""
         if silo.url.startswith("https:") and self.settings.tls is not None:
             return lambda over: signer(over.key if over is not None else b"")
         if not key:
@@ -411,7 +421,7 @@ class Broker:
         return {of: error for of, error in measured.items() if error is not None}
 
     async def start(self) -> None:
-        """Start the exchange of statistics and score sums, and learn which encoders silos have."""
+        """Start the exchange of statistics and score sums, and ask silos which encoders they have."""
         self.audit.record("started", what=f"isthmus {__version__}")
         self._tasks.append(asyncio.create_task(self._ask_encoders()))
         await asyncio.wait(self._tasks, timeout=START_SECONDS)
@@ -419,7 +429,7 @@ class Broker:
         self._tasks.append(asyncio.create_task(keep_exchanging(*shared, self.models)))
 
     async def stop(self) -> None:
-        """End all that runs, and close the connections."""
+        """Cancel all running tasks, and close the connections."""
         trials = [task for silo in self.silos.values() for task in silo.trials]
         for task in [*self._tasks, *trials, *(task for _, task in self._views.values())]:
             task.cancel()
@@ -439,8 +449,8 @@ class Broker:
     ) -> wire.Answer:
         """Ask the silos, wait for all of them or the deadline, and merge their hits by probability.
 
-        `progress` is told of silos that are not asked at once, and of each other as it answers. Cancelled,
-        the search stops asking: a node skips what nobody waits for.
+        `progress` is called at once for silos that are not asked, and for each other silo when it answers.
+        If the search is cancelled, its requests are too, so that nodes can skip them.
         """
         query = parse(request.query)
         wanted = set(query.silos(list(self.silos)))
@@ -482,7 +492,8 @@ class Broker:
         statuses: list[wire.SiloStatus],
         answers: Mapping[str, wire.NodeAnswer],
     ) -> tuple[wire.Answer, int]:
-        """The hits of these answers in one order, and how many reach the threshold, of all pages."""
+        """Merge the hits of these answers. Returns the answer, and how many hits of all pages reach the
+        threshold."""
         request, query, model = question.request, question.query, question.model
         merger = None if model is None else Merger.of(model, question.version, answers)
         lists = [answer.hits if merger is None else merger.hits(answer) for answer in answers.values()]
@@ -518,9 +529,10 @@ class Broker:
         tasks: Mapping[str, _Asking],
         question: _Question,
     ) -> None:
-        """Tell `progress` of silos that are not asked, and of the others when they answer: with the best hits
-        so far, unless no silo is left, since the whole answer follows. Of many silos, hits come once a
-        quarter more have answered, so that a stream costs a few searches and not one a silo."""
+        """Call `progress` for silos that are not asked, and for the others when they answer, with the best
+        hits so far; the last one has no hits, since the whole answer follows. With many silos, hits are
+        merged again only when a quarter more have answered, so that a stream costs a few merges and not
+        one a silo."""
         merged = 0
 
         def answered(task: _Asking) -> None:
@@ -545,7 +557,7 @@ class Broker:
     def _outcomes(
         self, silos: Iterable[SiloClient], tasks: Mapping[str, asyncio.Task[_Outcome]], question: _Question
     ) -> tuple[list[wire.SiloStatus], dict[str, wire.NodeAnswer]]:
-        """What every silo did by the deadline, and the answers there are."""
+        """Return the status of every silo at the deadline, and the answers that have arrived."""
         statuses, answers = [], dict[str, wire.NodeAnswer]()
         others = any(task.done() for task in tasks.values())
         for silo in silos:
@@ -570,7 +582,8 @@ class Broker:
 
     @traced("silo", lambda broker, silo, question: {"isthmus.silo": silo.name}, _outcome_attributes)
     async def _ask(self, silo: SiloClient, question: _Question) -> _Outcome:
-        """Ask one silo: its status and hits, unless it is late; the outcome is recorded in its breaker."""
+        """Ask one silo and record the outcome in its breaker. Returns its status, and its answer if there is
+        one."""
         breaker, began = silo.breaker, time.monotonic()
         try:
             body = question.extended if silo.search_level else question.body
@@ -624,14 +637,15 @@ class Broker:
 
     @property
     def encoder(self) -> str:
-        """The encoder that silos agree on: "none" where all differ, empty before any has spoken."""
+        """Fingerprint of the encoder that silos agree on: "none" where all differ, empty before any has
+        stated one."""
         if self._agreed is None:  # every silo's answer is compared with it
             stated = [(silo.encoder, silo.documents or 0) for silo in self.silos.values()]
             self._agreed = prevailing(stated)
         return self._agreed
 
     async def _ask_encoders(self) -> None:
-        """Learn every silo's encoder before the first search."""
+        """Ask every silo for its encoder before the first search."""
 
         async def one(silo: SiloClient) -> None:
             with suppress(TimeoutError, Refused, SiloUnavailable, OSError):
@@ -644,7 +658,7 @@ class Broker:
         await asyncio.gather(*map(one, self.silos.values()))
 
     async def feedback(self, feedback: wire.Feedback, person: Person) -> None:
-        """Take a person's judgement to the silo that showed the hit; nothing of it is kept here."""
+        """Send a person's judgement to the silo that showed the hit. The broker stores nothing of it."""
         silo = self.silos.get(feedback.silo)
         if silo is None:
             raise HttpProblem(404, "no such silo")
@@ -673,7 +687,7 @@ class Broker:
         return LiveSecret(self.settings.folder / "persons.key")
 
     async def view_silos(self) -> wire.SiloList:
-        """Every silo's health and what it has released."""
+        """Return every silo's health and releases."""
         views = await asyncio.gather(*(self._view(silo) for silo in self.silos.values()))
         page = self.settings.page
         return wire.SiloList(
@@ -719,7 +733,7 @@ class Broker:
         return wire.SiloState(**fields)
 
     async def view_calibration(self) -> wire.Calibration:
-        """The curve of what is learned, and those of silos that publish their own."""
+        """Return the reliability curve of the learned model, and those that silos publish."""
 
         async def curves(silo: SiloClient) -> list[wire.ReliabilityCurve]:
             try:
@@ -739,7 +753,7 @@ class Broker:
         )
 
     async def view_training(self) -> wire.TrainingView:
-        """The run whose folder the settings name, as far as it has come."""
+        """Return the progress of the training run whose folder the settings name."""
         folder = self.settings.training
         if folder is None:
             return wire.TrainingView(run="")
@@ -754,7 +768,7 @@ class Broker:
         return view
 
     def ready(self) -> wire.Ready:
-        """Whether at least one silo is believed to answer."""
+        """Return whether at least one silo is thought to answer: one whose breaker is not open."""
         usable = [silo for silo in self.silos.values() if silo.breaker.state != "open"]
         closed = sorted(set(self.silos) - {silo.name for silo in usable})
         return wire.Ready(
@@ -768,13 +782,14 @@ class Broker:
 
 
 def _rights_of_groups(settings: BrokerSettings) -> dict[str, str]:
-    """What groups of the identity provider may do, by name."""
+    """Return the scopes of the identity provider's groups, by name."""
     groups = {} if settings.oidc is None else settings.oidc.groups
     return {f"group:{name}": " ".join(scopes) for name, scopes in groups.items()}
 
 
 def _odd_ones(statuses: Iterable[wire.SiloStatus]) -> set[str]:
-    """The silos that scored otherwise than most; of two ways as frequent, otherwise than the hybrid."""
+    """Return the silos whose scorer is not the most frequent one; of two equally frequent scorers, the hybrid
+    wins."""
     scorers = {
         status.silo: status.scorer or "bm25"
         for status in statuses
@@ -788,10 +803,12 @@ def _odd_ones(statuses: Iterable[wire.SiloStatus]) -> set[str]:
 def _questions(
     request: wire.Search, query: ParsedQuery, deadline: int, *, several: bool
 ) -> tuple[bytes, bytes]:
-    """The search as JSON for nodes, without the threshold: the broker applies it, to count the hits below.
+    """Return the search as JSON for all nodes, and the same with the fields that only nodes of this release
+    know.
 
-    Then the same with what only nodes of this release know: what narrows a search is sent to all, since
-    hits that do not meet it are no answer; the rest to those that know it.
+    Neither has the threshold: the broker applies it, to count the hits below. Constraints that narrow a
+    search are in both, since hits that do not meet them are no answer; other new fields only in the
+    second.
     """
     depth = min(request.offset + request.k, wire.MOST_HITS)  # further pages are empty
     payload: dict[str, Any] = {
@@ -808,7 +825,8 @@ def _questions(
 
 
 def silo_pseudonym(folder: Path, silo: str, person: str) -> str:
-    """What a silo calls a person of the broker with this folder; a DataError where it has named nobody."""
+    """Return a person's pseudonym in a silo, for the broker with this folder. Raises a DataError if the
+    broker has made no pseudonyms yet."""
     file = folder / "persons.key"
     if not file.exists():
         raise DataError("this broker has named nobody to a silo yet", file=file, cure="check the folder")

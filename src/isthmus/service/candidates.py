@@ -1,8 +1,8 @@
-"""A query's candidates: what an engine proposes, scored exactly with the statistics of all silos.
+"""A query's candidates: documents that an engine proposes, scored exactly with the statistics of all silos.
 
     score(q, d) = Σ_{t ∈ q} ln(1 + (N − df_t + ½)/(df_t + ½)) · tf / (tf + k1·(1 − b + b·|d|/avg|d|))
 
-is added up in the order of the query's terms, as a central index does it, so that with exact statistics of
+The sum is taken in the order of the query's terms, as in a central index, so that with exact statistics of
 all silos the scores of all silos are those of one index, to the last bit.
 """
 
@@ -31,10 +31,10 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class QueryCandidates:
-    """The best of each retriever together, with every retriever's score for each.
+    """The best documents of all retrievers together, each with the score of every retriever.
 
-    `listed` says by name of a retriever whose list a candidate is in. `words` are the query's as the engine
-    knows them, `terms` the distinct ones in alphabetical order; `counts` has a column for each.
+    `listed` says by retriever which candidates are in its list. `words` are the query's words in the
+    engine's form, `terms` the distinct ones in alphabetical order; `counts` has a column for each.
     """
 
     words: tuple[str, ...]
@@ -46,12 +46,12 @@ class QueryCandidates:
     listed: Mapping[str, Mask]
     counts: WordCounts
     most: float
-    """What BM25 can give at most: Σ idf of the query's words."""
+    """The largest possible BM25 score: Σ idf of the query's words."""
     vector: Vectors
 
     @cached_property
     def totals(self) -> Mapping[str, FloatArray]:
-        """The silo's own counts of the terms."""
+        """The silo's own statistics of the terms, by table."""
         return self.reader.tables(self.terms)
 
     def __len__(self) -> int:
@@ -59,15 +59,15 @@ class QueryCandidates:
 
     @cached_property
     def documents(self) -> tuple[str, ...]:
-        """The ids of all candidates; of some, `names` is cheaper."""
+        """The ids of all candidates. For some of them, `names` is cheaper."""
         return tuple(self.reader.ids(self.handles))
 
     def names(self, rows: IntArray) -> list[str]:
-        """The ids of the candidates at some positions."""
+        """Return the ids of the candidates at some positions."""
         return self.reader.ids(self.handles[rows])
 
     def take(self, rows: IntArray, retrievers: Iterable[str]) -> QueryCandidates:
-        """Some of the candidates, as some of the retrievers see them."""
+        """Return the candidates at some positions, with the scores of some retrievers."""
         return replace(
             self,
             handles=self.handles[rows],
@@ -77,47 +77,48 @@ class QueryCandidates:
         )
 
     def without(self, retriever: str) -> QueryCandidates:
-        """The candidates as if there were no such retriever."""
+        """Return the candidates as they would be without this retriever."""
         others = [name for name in self.scores if name != retriever]
         rows = np.flatnonzero(np.any([self.listed[name] for name in others], axis=0))
         return self.take(rows, others)
 
 
 def spelled_terms(tokens: Tokens) -> Sequence[str]:
-    """A query's distinct terms as engines know them: stop words are marked, where there is nothing else."""
+    """Return a query's distinct terms in the engine's form. Stop words, which are terms only of a query
+    without other words, are marked."""
     spelled = tokens.terms.words
     return spelled if tokens.stopped is None else [STOP + word for word in spelled]
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """What a search uses from its beginning to its end: an engine's documents at one moment, the encoder of
-    their vectors, and `shared`, the statistics of all silos."""
+    """What a search uses from beginning to end: an engine's documents at one moment, the encoder of their
+    vectors, and `shared`, the statistics of all silos."""
 
     reader: EngineReader
     encoder: QueryEncoder
     shared: Statistics | None = None
     family: HashFamily | None = None
     languages: frozenset[str] = frozenset()
-    """That documents are in, by their codes, if not all of them are read as English."""
+    """Codes of the languages that documents are in; empty if all are read as English."""
     settings: BM25 = field(default_factory=BM25)
 
     def __len__(self) -> int:
         return len(self.reader)
 
     def seen_by(self, principals: frozenset[str], languages: frozenset[str]) -> Snapshot:
-        """What these principals may see, in the languages that it is in: of documents that they may not,
-        nothing is left but what they gave to statistics of all silos, to models and to an encoder."""
+        """Return the snapshot of the documents that these principals may see, with the languages of these.
+        Other documents have an influence only through statistics of all silos, models and an encoder."""
         return replace(self, reader=self.reader.seen_by(principals), languages=languages)
 
     @property
     def change(self) -> int:
-        """The store's number of the last change that can be found."""
+        """The store's number of the last change that can be searched."""
         return self.reader.change
 
     @property
     def lengths(self) -> Mapping[str, int]:
-        """Terms of all documents, by field."""
+        """Number of terms of all documents, by field."""
         return self.reader.lengths
 
     @cached_property
@@ -130,9 +131,9 @@ class Snapshot:
     def find(
         self, text: str, depth: int, only: Constraints | None = None, *, instead: Sequence[str] = ()
     ) -> QueryCandidates:
-        """The best `depth` documents of each retriever, of those that meet the constraints.
+        """Return the best `depth` documents of each retriever, among those that meet the constraints.
 
-        `instead` are terms to rank by where the text is blank, without vectors.
+        If the text is blank, documents are ranked by the terms of `instead`, without vectors.
         """
         is_blank = not text.strip()
         tokens = (
@@ -172,14 +173,16 @@ class Snapshot:
         )
 
     def _vector(self, text: str, words: Sequence[str]) -> Vectors:
-        """A query's vector; encoders of words are fitted on texts read as English."""
+        """Return a query's vector. Encoders of words are fitted on texts read as English, and so is the query
+        read."""
         return self.encoder.query(text, ENGLISH.query(text).words(0) if self.languages else words)
 
     def every(self, text: str, handles: IntArray, *, dense: bool) -> QueryCandidates:
-        """These documents as candidates of a query, whether a retriever would propose them or not.
+        """Return these documents as candidates of a query, whether a retriever would propose them or not.
 
-        Every word of the query counts once, in alphabetical order: the same for whoever spells it otherwise.
-        What is said of a document depends on the document, the shared statistics and the encoder alone.
+        Every word of the query counts once, in alphabetical order, so that order and repetition do not
+        matter. The scores of a document depend only on it, the query, the shared statistics and the
+        encoder.
         """
         spoken = query(text, self.languages)
         spelled = sorted(set(spoken.terms.words))
@@ -206,28 +209,29 @@ class Snapshot:
         )
 
     def _most(self, text: str) -> float:
-        """Σ idf of a query's words in the language that knows them best, whatever others the silo has: stems
-        that no document has would have the largest idf."""
+        """Return Σ idf of a query's words in the language where it is smallest: in the others, stems that no
+        document has would have the largest idf."""
         each = [tokeniser_of(code).query(text) for code in self.languages]
         sums = [float(self.rarity(tokens.words(0)).sum()) for tokens in each if tokens.stopped is None]
         return min(sums, default=0.0)
 
     def matches(self, text: str, terms: Sequence[str], only: Constraints | None = None) -> Matches:
-        """How many documents have any of a query's terms, of those that meet constraints."""
+        """Count the documents that have any of a query's terms, among those that meet the constraints."""
         return self.reader.matches(terms, only)
 
     def all_ids(self) -> list[str]:
-        """The ids of all documents."""
+        """Return the ids of all documents."""
         return self.reader.ids(self.reader.handles())
 
     def passage(self, candidates: QueryCandidates, at: int) -> Span | None:
-        """Where the best passage stands of a candidate that its vector alone proposed; None for others."""
+        """Return the span of the best passage of a candidate that only the dense retriever proposed; None for
+        others."""
         if "dense" not in candidates.listed or candidates.listed["bm25"][at]:
             return None
         return self.reader.best_span(int(candidates.handles[at]), candidates.vector)
 
     def _bm25(self, counts: WordCounts, codes: IntArray, rarity: FloatArray) -> FloatArray:
-        """The score of every document, its terms added up in the order of the query."""
+        """Return the score of every document, its terms added up in the order of the query."""
         if not counts.title.size:
             return np.zeros(len(counts.title))
         lengths = counts.lengths.sum(axis=1, dtype=np.int64) / self._average_length
@@ -237,7 +241,7 @@ class Snapshot:
         return scores
 
     def _best(self, scores: FloatArray, handles: IntArray, depth: int) -> Mask:
-        """Which are the best `depth` above 0; of equal scores those with the larger ids."""
+        """Return a mask of the best `depth` scores above 0; of equal ones, those with the larger ids."""
         best: Mask = scores > 0
         if int(best.sum()) <= depth:
             return best
@@ -252,13 +256,14 @@ class Snapshot:
         return best
 
     def rarity(self, terms: Sequence[str]) -> FloatArray:
-        """The idf of terms as BM25 has it here."""
+        """Return the idf of terms for BM25, by the statistics of all silos or else by the silo's own."""
         if self.shared is None:
             return idf(self.reader.tables(terms)[TEXT], len(self))
         return idf(self.shared.counts(TEXT, terms, self.family), self.shared.documents)
 
     def features(self, candidates: QueryCandidates) -> FloatArray:
-        """What a ranker reads: the sixteen features of title and body, then every retriever's score."""
+        """Return the rows that a ranker reads: the sixteen features of title and body, then every retriever's
+        score."""
         pairs = Pairs(np.zeros(len(candidates), dtype=np.int64), np.arange(len(candidates)))
         title, body = (FieldCounts(self, candidates, field) for field in FIELDS)
         table = compute(candidates.tokens, pairs, title=title, body=body)
@@ -269,9 +274,9 @@ class Snapshot:
     def exact_statistics(
         self, silo: str, tables: Sequence[str], handles: IntArray | None = None
     ) -> Statistics:
-        """The silo's own statistics, counted; not to be shown to anybody without leave.
+        """Count the silo's own statistics, which may not be shown to anybody without permission.
 
-        The words of some documents only, where `handles` names them.
+        With `handles`, only the words of these documents are counted.
         """
         terms, counts = self.reader.statistics(tables, handles)
         return Statistics(
@@ -285,9 +290,9 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class FieldCounts:
-    """The counts of one field of a query's candidates, as features read them.
+    """The counts of one field of a query's candidates, in the form that features read.
 
-    Statistics of the field are those of all silos where these are shared, else the silo's own.
+    Statistics of the field are those of all silos if these are shared, else the silo's own.
     """
 
     snapshot: Snapshot
@@ -322,11 +327,11 @@ class FieldCounts:
         return table[documents, words.codes]
 
     def frequencies(self, words: Ids) -> FloatArray:
-        """The number of documents that have each word of the query."""
+        """Return the number of documents that have each word of the query."""
         return self._statistic("having")
 
     def occurrences(self, words: Ids) -> FloatArray:
-        """How often each word of the query stands in them."""
+        """Return the number of occurrences of each word of the query in all documents."""
         return self._statistic("standing")
 
     def _statistic(self, kind: str) -> FloatArray:

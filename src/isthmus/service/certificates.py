@@ -2,15 +2,15 @@
 
     authority = Authority.at("keys")
     authority.issue("north", clients=False)                 # keys/north/{ca.crt, tls.crt, tls.key}
-    authority.renew("north", days=14)                       # another key and certificate, for the same
+    authority.renew("north", days=14)                       # a new key and certificate, for the same names
     authority.revoke("north")                               # ca.crl in every party's folder
 
-A party's name is the common name of its certificate and, with a suffix of our own, one of its DNS names, so
-that TLS itself checks that the silo at an address is the one that was meant. Only a broker's certificate may
+A party's name is the common name of its certificate and, with a suffix of our own, one of its DNS names,
+so that TLS itself checks that the silo at an address is the intended one. Only a broker's certificate may
 be used by a client: with a silo's key nobody can pose as a broker.
 
-Whoever serves or calls has a `LiveTls`, which notices that its files have changed: connections that begin
-after that have the new certificate and heed the new list of revocations.
+Servers and clients have a `LiveTls`, which notices that its files have changed: connections that begin
+after that use the new certificate and the new list of revocations.
 """
 
 from __future__ import annotations
@@ -45,31 +45,32 @@ AUTHORITY_DAYS = 3650
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 SUFFIX = ".isthmus.internal"
 TRAINING = ".training"
-"""What the name of a silo's certificate for training ends in: a key of its own, which no node listens to."""
+"""Suffix of the name of a silo's certificate for training. It has a key of its own, which nodes do not
+accept."""
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,38}[A-Za-z0-9])?")
 RULE = "letters, digits, '-', '_' and '.', at most 40, a letter or digit at both ends"
 CERTIFICATE, KEY, AUTHORITY, REVOKED, ISSUED = "tls.crt", "tls.key", "ca.crt", "ca.crl", "issued.jsonl"
 LOOK = 1.0
-"""Seconds between two looks at files that may have changed."""
+"""Seconds between two checks whether files have changed."""
 
 _log = logging.getLogger("isthmus.service")
 
 
 def files(folder: str | os.PathLike[str]) -> Tls:
-    """The certificate, the key and the authority in a folder that `isthmus keys make` wrote."""
+    """Return the paths of certificate, key and authority in a folder that `isthmus keys make` wrote."""
     at = Path(folder)
     return Tls(at / CERTIFICATE, at / KEY, at / AUTHORITY)
 
 
 def server_context(tls: Tls, *, mutual: bool) -> ssl.SSLContext:
-    """For listening; with `mutual`, only to clients with a certificate of our authority."""
+    """Return a TLS context for a server; with `mutual`, clients need a certificate of our authority."""
     context = _context(tls, ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE
     return context
 
 
 def client_context(tls: Tls) -> ssl.SSLContext:
-    """For calling a party of our authority, by its `server_name`."""
+    """Return a TLS context for calling a party of our authority by its `server_name`."""
     return _context(tls, ssl.PROTOCOL_TLS_CLIENT)
 
 
@@ -97,7 +98,8 @@ def _context(tls: Tls, protocol: int) -> ssl.SSLContext:
 
 
 def signing_key(tls: Tls) -> Path:
-    """The key of the certificate: the one before, where a renewal has written the new key and was cut off."""
+    """Return the path of the certificate's key: the former key, if a renewal was interrupted after it had
+    written the new one."""
     if tls.former_key.exists() and _is_of(tls.certificate, private_file(tls.former_key)):
         return tls.former_key
     return private_file(tls.key)
@@ -113,8 +115,8 @@ def _is_of(certificate: Path, key: Path) -> bool:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What connections are made with until the files change: a context, the key of its certificate, and the
-    serial numbers of what is revoked."""
+    """What connections use until the files change: a TLS context, the key of its certificate, and the serial
+    numbers of revoked certificates."""
 
     context: ssl.SSLContext
     key: bytes
@@ -125,7 +127,8 @@ class Credentials:
 class LiveTls:
     """The credentials in files that may be replaced while they are used.
 
-    What cannot be read, such as a certificate without its key yet, leaves those before in use.
+    Files that cannot be read, such as a certificate before its key is there, leave the former credentials
+    in use.
     """
 
     def __init__(self, tls: Tls, context: Callable[[Tls], ssl.SSLContext]) -> None:
@@ -136,7 +139,7 @@ class LiveTls:
 
     @property
     def current(self) -> Credentials:
-        """Those that hold now, as of a second ago."""
+        """The current credentials, at most a second old."""
         if time.monotonic() - self._looked >= LOOK:
             with self._lock:
                 self._look()
@@ -173,7 +176,7 @@ ENDING = ("isthmus_certificate_ends_seconds", "When the certificate ends, in sec
 
 
 def ending(tls: Tls | None) -> dict[tuple[str, ...], float]:
-    """When the certificate ends, as a metric; nothing where there is none that can be read."""
+    """Return when the certificate ends, as a metric; nothing if there is none that can be read."""
     try:
         content = b"" if tls is None else tls.certificate.read_bytes()
         return {(): x509.load_pem_x509_certificate(content).not_valid_after_utc.timestamp()}
@@ -182,7 +185,8 @@ def ending(tls: Tls | None) -> dict[tuple[str, ...], float]:
 
 
 def machine_of(folder: Path, tls: Tls | None) -> Machine:
-    """What a server with this folder and these files says of itself."""
+    """Return the state of a server's machine: version, time, certificate, list of revocations and free disk
+    space."""
     disk = shutil.disk_usage(folder if folder.exists() else Path.cwd())
     return Machine(
         version=__version__,
@@ -195,7 +199,7 @@ def machine_of(folder: Path, tls: Tls | None) -> Machine:
 
 
 def _signed(revoked: Path) -> float | None:
-    """When a list of revocations was signed; None where there is none that can be read."""
+    """Return when a list of revocations was signed; None if there is none that can be read."""
     try:
         return x509.load_pem_x509_crl(revoked.read_bytes()).last_update_utc.timestamp()
     except (OSError, ValueError):
@@ -203,7 +207,7 @@ def _signed(revoked: Path) -> float | None:
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:
-    """What differs once a file was changed or replaced; None where there is none."""
+    """Return a value that differs once a file is changed or replaced; None if there is no file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -222,26 +226,27 @@ def _revocations(path: Path) -> list[x509.RevokedCertificate]:
 
 
 def trusting(authority: str | os.PathLike[str] | None) -> ssl.SSLContext:
-    """For calling a broker without a certificate of one's own; None trusts what the system trusts."""
+    """Return a TLS context for calling a broker without a client certificate; None trusts the system's
+    authorities."""
     context = ssl.create_default_context(cafile=authority)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
 
 def server_name(party: str) -> str:
-    """The DNS name in a party's certificate that holds wherever it listens."""
+    """Return the DNS name in a party's certificate that is valid wherever the party listens."""
     return party + SUFFIX
 
 
 def check_name(name: str) -> str:
-    """A party's name, or a ConfigError."""
+    """Return a party's name if it is valid, else raise a ConfigError."""
     if not NAME.fullmatch(name):
         raise ConfigError(f"the name {name!r} cannot be that of a silo or broker", value=name, expected=RULE)
     return name
 
 
 def private_folder(path: Path) -> Path:
-    """A folder, made for its owner alone where it is not there yet."""
+    """Return a folder; if it does not exist, it is made with access for its owner only."""
     if not path.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
@@ -259,7 +264,7 @@ class Authority:
 
     @classmethod
     def at(cls, folder: str | os.PathLike[str]) -> Authority:
-        """The authority in a folder, made if there is none."""
+        """Return the authority in a folder, which is made if there is none."""
         root = Path(folder)
         own = root / "authority"
         if not (own / "ca.key").exists():
@@ -291,7 +296,8 @@ class Authority:
         start: datetime.datetime | None = None,
         days: float = DAYS,
     ) -> Tls:
-        """A certificate for a party, in a folder of its name; `clients` lets it call others."""
+        """Issue a certificate for a party, in a folder of its name; with `clients` the party may
+        call others."""
         names = [x509.DNSName(server_name(check_name(name))), *(_host(host) for host in hosts)]
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, *([ExtendedKeyUsageOID.CLIENT_AUTH] if clients else [])]
         return self._issue(
@@ -299,14 +305,14 @@ class Authority:
         )
 
     def renew(self, name: str, *, days: float = DAYS) -> Tls:
-        """Another key, and a certificate for the same names and uses as the one that the party has."""
+        """Issue a new key, and a certificate with the names and uses of the party's present one."""
         present = self.present(name).extensions
         names = present.get_extension_for_class(x509.SubjectAlternativeName).value
         usages = present.get_extension_for_class(x509.ExtendedKeyUsage).value
         return self._issue(name, names, usages, None, days)
 
     def present(self, name: str) -> x509.Certificate:
-        """The certificate in a party's folder."""
+        """Return the certificate in a party's folder."""
         file = self.folder / check_name(name) / CERTIFICATE
         try:
             return x509.load_pem_x509_certificate(file.read_bytes())
@@ -315,12 +321,12 @@ class Authority:
             raise DataError("no certificate that can be read", file=file, cure=cure) from error
 
     def parties(self) -> list[str]:
-        """Those that have a certificate in a folder beside the authority's."""
+        """Return the names of parties with a certificate in a folder beside the authority's."""
         return sorted(path.parent.name for path in self.folder.glob(f"*/{CERTIFICATE}"))
 
     def revoke(self, name: str, *, keep_newest: bool = False) -> list[int]:
         """Revoke every certificate that a party has had, or all but the newest, and write the list into the
-        folder of the authority and of every party; the serial numbers that are new on it."""
+        folder of the authority and of every party. Returns the serial numbers that are new on it."""
         own = self.folder / "authority"
         with locked(own / ".lock"):
             serials = [int(row["serial"], 16) for row in self._issued() if row["name"] == name]
@@ -354,7 +360,7 @@ class Authority:
             write_whole(self.folder / folder / REVOKED, signed)
 
     def _issued(self) -> list[dict[str, str]]:
-        """Every certificate that was ever issued: its name, its serial number, when it ends."""
+        """Return name, serial number and end of every certificate that was ever issued."""
         file = self.folder / "authority" / ISSUED
         if not file.exists():
             return []
@@ -384,7 +390,7 @@ class Authority:
         return self._written(private_folder(self.folder / name), _pem(key), signed)
 
     def _note(self, name: str, signed: x509.Certificate) -> None:
-        """Before anybody has it: what is not on this list cannot be revoked."""
+        """Record a certificate before it is handed out: one that is not on this list cannot be revoked."""
         row = {
             "name": name,
             "serial": f"{signed.serial_number:x}",
@@ -396,7 +402,7 @@ class Authority:
             write_private(self.folder / "authority" / ISSUED, text.encode())
 
     def _written(self, own: Path, key: bytes, signed: x509.Certificate) -> Tls:
-        """A certificate and its key in a folder; one that is read halfway has the pair before."""
+        """Write a certificate and its key into a folder. Who reads them meanwhile finds the former pair."""
         os.chmod(own, 0o700)
         tls = files(own)
         if tls.key.exists():

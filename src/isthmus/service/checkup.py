@@ -2,7 +2,7 @@
 
     findings = check_federation(client.silos(), client.learning())
 
-Everything comes from what silos tell their broker; nothing is changed.
+All facts come from what silos report to their broker; nothing is changed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from isthmus.service.versions import NONE
 
 DAY = 86_400.0
 SOON = 14.0
-"""Days that a certificate may have left before it is named."""
+"""Days before the end of a certificate from which it is reported."""
 MOST_SKEW = 5.0
-"""Seconds by which clocks may differ; a message of more than 60 is refused as a replay."""
+"""Seconds by which clocks may differ. If they differ by more than 60, messages are refused as replays."""
 REFUSED_SKEW = 60.0
 LEAST_LEFT = 0.1
-"""The share of a budget below which it is named."""
+"""Share of a budget that is left, below which it is reported."""
 LEAST_DISK, LEAST_DISK_BYTES = 0.05, 1 << 30
-"""Of a disk: less than both is named."""
+"""Free share and free bytes of a disk; below both it is reported."""
 CURES: dict[wire.Status, str] = {
     "down": "does its process run? isthmus node --config silo.toml there; the end of its log says why",
     "late": "is the machine overloaded or the way there slow? see isthmus_silo_seconds, or raise deadline_ms",
@@ -37,7 +37,7 @@ CURES: dict[wire.Status, str] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that needs attention: of which party, what was checked, the fact, and the cure."""
+    """Something that needs attention: the party, what was checked, the fact, and the cure."""
 
     party: str
     check: str
@@ -48,7 +48,7 @@ class Finding:
 def check_federation(
     silos: wire.SiloList, learning: wire.LearningView, *, now: float | None = None
 ) -> list[Finding]:
-    """All that needs attention, by party; the broker's own comes first."""
+    """Return all findings by party, the broker's own first."""
     now = time.time() if now is None else now
     findings = list(_of_machine("broker", silos.machine, silos.machine, now))
     for silo in silos.silos:
@@ -169,7 +169,7 @@ def _of_release(silo: wire.SiloState) -> Iterator[Finding]:
 
 
 def facts_of_silo(silo: wire.SiloState) -> dict[str, str]:
-    """What is so at a silo, for a person."""
+    """Return the state of a silo as texts by label, for a person."""
     ready, release = silo.ready, silo.release
     facts: dict[str, str] = {"state": silo.status if ready is None or ready.ready else "not ready"}
     if ready is None:

@@ -39,20 +39,21 @@ from isthmus.service.http_client import HttpReply
 
 KEY_VARIABLE, AUTHORITY_VARIABLE = "ISTHMUS_API_KEY", "ISTHMUS_AUTHORITY"
 MOST_BYTES = 8 << 20
-"""Of an answer."""
+"""Most bytes of an answer."""
 LONGEST_KEY = 512
-"""Characters of an API key; those that `isthmus keys` writes have fewer than 100."""
+"""Most characters of an API key; those that `isthmus keys` writes have fewer than 100."""
 LONGEST_PROBLEM = 4_000
-"""Characters of what a broker says went wrong."""
+"""Most characters of a broker's description of a problem."""
 DEFAULT_URL = "http://127.0.0.1:8100"
 PATIENCE, LEAST_WAIT = 60.0, 0.2
-"""Seconds that a request waits in all before it is sent again, and at least each time."""
+"""Seconds that a request may wait in all before it is sent again, and least seconds each time."""
 RETRIES = 2
-"""How often a request is sent again where the broker is overloaded (503) or the connection fails."""
+"""Most times that a request is sent again if the broker is overloaded (503) or the connection fails."""
 LOOK_EVERY = 1.0
-"""Seconds between two questions about how far learning is."""
+"""Seconds between two requests for the progress of learning."""
 BATCH_BYTES = 256 << 10
-"""Of the judgements in one request; a broker takes a megabyte unless it was told otherwise."""
+"""Most bytes of the judgements in one request; a broker accepts a megabyte unless it is configured
+otherwise."""
 
 M = TypeVar("M", bound=BaseModel)
 P = ParamSpec("P")
@@ -64,8 +65,8 @@ class NotTaken(ServiceError):
 
 
 class _Again(Exception):
-    """A failure after which a request may be sent again, in so many seconds if the broker says so; `refused`
-    where it has done nothing, so that any request may."""
+    """A failure after which a request may be sent again, after `seconds` if the broker gives them. `refused`
+    means that the broker has done nothing, so that any request may be repeated."""
 
     def __init__(self, failure: ServiceError, seconds: float = 0.0, *, refused: bool = False) -> None:
         self.failure, self.seconds, self.refused = failure, seconds, refused
@@ -79,11 +80,11 @@ class _Parts(NamedTuple):
     headers: httpx.Headers
     raw: AsyncIterator[bytes]
     seconds: float
-    """For how long it is waited for, in all."""
+    """Seconds for which it is waited for in all."""
 
 
 class _Transport(Protocol):
-    """What sends requests and waits: in an event loop, or blocking."""
+    """Sends requests and waits: in an event loop, or blocking."""
 
     def stream(
         self, method: str, path: str, payload: Any, seconds: float
@@ -156,7 +157,7 @@ class AsyncClient:
         self.url, self._seconds = url.rstrip("/"), timeout
         self._patience, self._retries = patience, retries
         self.key_expires: str | None = None
-        """When the API key ends, once an answer has said that it does soon."""
+        """When the API key ends, if the last answer has warned that it does soon."""
         try:
             self._transport = self._connect(base_url=self.url, headers=headers, verify=verify)
         except httpx.InvalidURL:
@@ -177,8 +178,9 @@ class AsyncClient:
     ) -> wire.Answer:
         """Search all silos, or those named.
 
-        `offset` passes over the hits of the pages before, `facets` counts what matches, `suggest` looks for
-        other spellings of words that hardly any document has; a broker that knows neither does without.
+        `offset` skips the hits of the pages before, `facets` counts the matches, `suggest` looks for other
+        spellings of words that hardly any document has. A broker that supports neither of the last two
+        searches without them.
         """
         payload = _search_of(query, k, threshold, explain, silos, deadline_ms) | _nonzero(offset=offset)
         extras = _nonzero(facets=facets, suggest=suggest)
@@ -200,8 +202,8 @@ class AsyncClient:
         explain: bool = False,
         deadline_ms: int | None = None,
     ) -> AsyncGenerator[wire.SiloProgress | wire.Answer]:
-        """Search as `search` does, and say of each silo what it did as it answers, with the best hits so far;
-        the last is the whole answer. Who stops listening ends the search."""
+        """Search as `search` does. Yields every silo's progress as it answers, with the best hits so far, and
+        last the whole answer. Closing the iterator ends the search."""
         payload = _search_of(query, k, threshold, explain, silos, deadline_ms)
         async with AsyncExitStack() as stack:
             begin = partial(self._begun, stack, "POST", "/v1/search/stream", payload)
@@ -225,30 +227,33 @@ class AsyncClient:
     async def count(
         self, query: str, *, threshold: float = wire.USUAL_LEVEL, silos: list[str] | None = None
     ) -> wire.CountAnswer:
-        """How many documents answer a query, with noise, silo by silo; a new question costs budgets."""
+        """Count the documents that answer a query in each silo, with noise. A new question is charged to
+        budgets."""
         payload: dict[str, Any] = {"query": query, "threshold": threshold}
         payload |= {"silos": silos} if silos is not None else {}
         return await self._ask(wire.CountAnswer, "POST", "/v1/noised-counts", payload)
 
     async def judge(self, query: str, hit: wire.Hit, *, relevant: bool | None) -> None:
-        """Say whether a hit of this query's answer was right; None takes it back. Its silo alone keeps it."""
+        """Say whether a hit of this query's answer was right; None withdraws that. Only the hit's silo stores
+        it."""
         payload = {"query": query, "silo": hit.silo, "token": hit.token, "relevant": relevant}
         await self._send("POST", "/v1/feedback", payload)
 
     async def judgements(self, query: str, hits: Sequence[wire.Hit]) -> list[bool | None]:
-        """What you judged of these hits of a query's answer, in their order; None for nothing."""
+        """Return your judgements of these hits of a query's answer, in their order; None for hits without
+        one."""
         tokens = [{"silo": hit.silo, "token": hit.token} for hit in hits if hit.token]
         body = {"query": query, "hits": tokens}
         own = iter((await self._ask(wire.OwnJudgements, "POST", "/v1/judged", body)).relevant)
         return [next(own, None) if hit.token else None for hit in hits]
 
     async def open(self, hit: wire.Hit | wire.HitCopy) -> wire.OpenedDocument:
-        """The whole document of a hit, or of its copy in another silo (`Hit.also`), where that silo allows it
-        and your key has the scope documents."""
+        """Return the whole document of a hit, or of its copy in another silo (`Hit.also`), if that silo
+        allows it and your key has the scope documents."""
         return await self._open(hit.silo, hit.document, {"ticket": hit.ticket})
 
     async def open_allowed(self, request: wire.DocumentRequest) -> wire.OpenedDocument:
-        """The document that its owner has allowed you to open once."""
+        """Return the document that its owner has allowed you to open once."""
         return await self._open(request.silo, request.document, {"request": request.number})
 
     async def _open(self, silo: str, document: str, by: dict[str, str]) -> wire.OpenedDocument:
@@ -259,19 +264,20 @@ class AsyncClient:
     async def ask(
         self, query: str, hit: wire.Hit | wire.HitCopy, *, reason: str = "", named: bool = False
     ) -> wire.DocumentRequest:
-        """Ask the owner of a hit's document for it; with `named` they see the name of your key."""
+        """Ask the owner of a hit's document for it. With `named` the owner sees the name of your key."""
         payload = {"silo": hit.silo, "ticket": hit.ticket, "query": query, "reason": reason, "named": named}
         return await self._ask(wire.DocumentRequest, "POST", "/v1/requests", payload, again=False)
 
     async def requests(self, *, every: bool = False) -> wire.RequestList:
-        """What you asked owners for, with their answers; for administrators `every` one they may answer."""
+        """Return your requests to owners with their answers; with `every`, all that an administrator may
+        answer."""
         path = "/v1/requests?all=true" if every else "/v1/requests"
         return await self._ask(wire.RequestList, "GET", path)
 
     async def answer(
         self, request: wire.DocumentRequest, *, allow: bool, word: str = ""
     ) -> wire.DocumentRequest:
-        """Allow that a document is opened once, or deny it: with an administrator's key."""
+        """Allow that a document is opened once, or deny it. Needs an administrator's key."""
         path = f"/v1/requests/{quote(request.silo, safe='')}/{request.number}"
         payload = {"allow": allow, "word": word}
         return await self._ask(wire.DocumentRequest, "POST", path, payload, again=False)
@@ -282,9 +288,10 @@ class AsyncClient:
         *,
         progress: Callable[[int], None] = lambda count: None,
     ) -> wire.Imported:
-        """Bring judgements by document id, in batches, with an administrator's key.
+        """Import judgements by document id, in batches. Needs an administrator's key.
 
-        Those that are there already are not counted twice: after an interruption, send all again.
+        Judgements that are there already are not counted twice: after an interruption, send all again.
+        `progress` is called with the size of every batch that was sent.
         """
         total, first = wire.Imported(), 0
         for batch in _batches(judgements):
@@ -303,7 +310,7 @@ class AsyncClient:
         return total
 
     async def export_judgements(self, silos: Sequence[str] | None = None) -> list[wire.NamedJudgement]:
-        """The judgements that silos have through this broker, with an administrator's key."""
+        """Return the judgements that silos received through this broker. Needs an administrator's key."""
         names = [each.silo for each in (await self.silos()).silos] if silos is None else silos
         judgements: list[wire.NamedJudgement] = []
         for name in names:
@@ -316,26 +323,26 @@ class AsyncClient:
         return sorted(judgements, key=lambda each: (each.query, each.document, each.silo or ""))
 
     async def silos(self) -> wire.SiloList:
-        """Every silo's state."""
+        """Return every silo's state."""
         return await self._ask(wire.SiloList, "GET", "/v1/silos")
 
     async def training(self) -> wire.TrainingView:
-        """The training run as far as it has come."""
+        """Return the progress of the training run."""
         return await self._ask(wire.TrainingView, "GET", "/v1/training")
 
     async def learning(self) -> wire.LearningView:
-        """How learning goes, and every version there is."""
+        """Return the state of learning, and all versions of the model."""
         return await self._ask(wire.LearningView, "GET", "/v1/learning")
 
     async def learn(self, mode: str = "masked") -> wire.LearningView:
-        """Let the silos learn; `learning` says how far they are. Needs an administrator's key."""
+        """Let the silos learn; `learning` returns their progress. Needs an administrator's key."""
         return await self._ask(wire.LearningView, "POST", "/v1/learning", {"mode": mode}, again=False)
 
     async def learn_to_end(
         self, mode: str = "masked", *, progress: Callable[[str], None] = lambda stage: None
     ) -> wire.LearnedVersion:
-        """Let the silos learn and wait for the version that comes of it; `progress` hears every second of
-        the stage it is in. A ServiceError says why where nothing could be learned."""
+        """Let the silos learn, and return the new version when they have. `progress` is called every second
+        with the current stage. Raises a ServiceError with the reason if nothing could be learned."""
         view = await self.learn(mode)
         known = {version.version for version in view.versions}
         while view.state == "running":
@@ -350,33 +357,34 @@ class AsyncClient:
         return new[0]
 
     async def rollback(self, version: str = "") -> wire.LearningView:
-        """Search with the version before the current one again, with another, or with "none"."""
+        """Search again with the version before the current one; or with another version, or with "none"."""
         path, payload = "/v1/learning/rollback", {"version": version}
         return await self._ask(wire.LearningView, "POST", path, payload, again=False)
 
     async def calibration(self) -> wire.Calibration:
-        """The reliability curves of the probabilities, by silo and retriever."""
+        """Return the reliability curves of the probabilities, by silo and retriever."""
         return await self._ask(wire.Calibration, "GET", "/v1/calibration")
 
     async def sessions(self) -> wire.SessionList:
-        """Who has a session of the page; needs an administrator's key."""
+        """Return who has a session of the page. Needs an administrator's key."""
         return await self._ask(wire.SessionList, "GET", "/v1/sessions")
 
     async def end_sessions(self, person: str) -> int:
-        """End all of a person's sessions, by the name of their key or their id; how many there were."""
+        """End all sessions of a person, given the name of their key or their id. Returns how many
+        there were."""
         path = f"/v1/sessions?{urlencode({'person': person})}"
         return (await self._ask(wire.EndedSessions, "DELETE", path)).ended
 
     async def me(self) -> wire.Me:
-        """Whose key this is, and what it may do."""
+        """Return the owner of the key, and what the key may do."""
         return await self._ask(wire.Me, "GET", "/v1/me")
 
     async def health(self) -> wire.Health:
-        """Whether the broker is there."""
+        """Return the broker's name, role and version, if it answers."""
         return await self._ask(wire.Health, "GET", "/v1/health")
 
     async def metrics(self) -> str:
-        """The broker's metrics in Prometheus' text format."""
+        """Return the broker's metrics in Prometheus' text format."""
         return (await self._send("GET", "/metrics")).body.decode(errors="replace")
 
     async def close(self) -> None:
@@ -392,11 +400,11 @@ class AsyncClient:
     async def _ask(
         self, model: type[M], method: str, path: str, payload: Any = None, *, again: bool = True
     ) -> M:
-        """What a request is answered with; see `_send`."""
+        """Send a request and return its answer as a message; see `_send`."""
         return self._read(await self._send(method, path, payload, again=again), model)
 
     async def _send(self, method: str, path: str, payload: Any = None, *, again: bool = True) -> HttpReply:
-        """The answer to a request; `again` where it does no harm that the request arrives twice."""
+        """Send a request and return its answer. `again` says that it may arrive twice without harm."""
 
         async def once() -> HttpReply:
             async with AsyncExitStack() as stack:
@@ -406,8 +414,8 @@ class AsyncClient:
         return await self._retrying(once, again=again)
 
     async def _retrying(self, attempt: Callable[[], Awaitable[T]], *, again: bool = True) -> T:
-        """Try until it succeeds: for `patience` seconds where the broker says later (429), and `retries`
-        times where it is overloaded or cannot be reached."""
+        """Run `attempt` until it succeeds: for up to `patience` seconds if the broker asks to wait (429), and
+        `retries` times if it is overloaded or cannot be reached."""
         left, retries = self._patience, self._retries if again else 0
         backoff = LEAST_WAIT
         while True:
@@ -425,7 +433,8 @@ class AsyncClient:
     async def _begun(
         self, stack: AsyncExitStack, method: str, path: str, payload: dict[str, Any] | None
     ) -> _Parts:
-        """An answer that is a success, before its body has come; silos that are given time have it."""
+        """Send a request and return its successful answer before the body has come. The timeout is extended
+        by the deadline that the request gives to silos."""
         seconds = self._seconds + (payload or {}).get("deadline_ms", 0) / 1000
         parts = await stack.enter_async_context(self._transport.stream(method, path, payload, seconds))
         self.key_expires = parts.headers.get(wire.KEY_EXPIRES)
@@ -442,7 +451,7 @@ class AsyncClient:
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """What httpx raises, as errors of ours."""
+        """Convert exceptions of httpx into our own."""
         try:
             yield
         except httpx.TimeoutException:
@@ -457,14 +466,15 @@ class AsyncClient:
             raise _Again(failure) from error
 
     async def _body(self, parts: _Parts) -> bytes:
-        """What the broker sends, as it is, up to a size and a time."""
+        """Return the whole body, within limits of size and time."""
         body = bytearray()
         async for part in self._bounded(parts):
             body += part
         return bytes(body)
 
     async def _bounded(self, parts: _Parts) -> AsyncIterator[bytes]:
-        """What comes, up to a size, while it has not been waited for longer than this in all."""
+        """Yield the parts of the body, within `MOST_BYTES` and within the answer's seconds of
+        waiting in all."""
         if parts.headers.get("content-encoding", "identity") != "identity":
             raise ServiceError(f"{self.url} answers in an encoding that it was not asked for")
         size, waited, since = 0, 0.0, time.monotonic()
@@ -507,7 +517,7 @@ class _BlockingCalls(AsyncClient):
 
 
 def _finished(work: Awaitable[T]) -> T:
-    """What a coroutine returns that never waits for an event loop."""
+    """Return the result of a coroutine that never waits for an event loop."""
     try:
         next(work.__await__())
     except StopIteration as end:
@@ -547,13 +557,14 @@ def _blocking_iterator(
 
 
 class Client:
-    """One broker. A failure is a ServiceError that says what to do: Refused, SiloUnavailable or itself.
+    """One broker, blocking. A failure is a ServiceError that says what to do, or its subclass Refused or
+    SiloUnavailable.
 
     The API key is given as text, as the path of a file that only its owner can read, or in the environment
-    as ISTHMUS_API_KEY. `authority` (or ISTHMUS_AUTHORITY) is the certificate that the broker's own must come
-    from, where the system does not know it. A request that comes too soon (429) is sent again when the broker
-    says, for at most `patience` seconds; one that may arrive twice is sent again up to `retries` times where
-    the broker is overloaded (503) or the connection fails.
+    as ISTHMUS_API_KEY. `authority` (or ISTHMUS_AUTHORITY) is the certificate of the authority that signed
+    the broker's, if the system does not trust it. A request that comes too soon (429) is sent again when
+    the broker says, for at most `patience` seconds; one that may arrive twice is sent again up to
+    `retries` times if the broker is overloaded (503) or the connection fails.
     """
 
     def __init__(
@@ -573,7 +584,7 @@ class Client:
 
     @property
     def key_expires(self) -> str | None:
-        """When the API key ends, once an answer has said that it does soon."""
+        """When the API key ends, if the last answer has warned that it does soon."""
         return self._calls.key_expires
 
     search = _blocking(AsyncClient.search)
@@ -610,7 +621,7 @@ class Client:
 
 
 async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, bytes]]:
-    """Names and data of server-sent events as our broker writes them: one line each."""
+    """Yield names and data of server-sent events in the form that our broker writes: one line each."""
     rest = bytearray()
     async for part in parts:
         rest += part
@@ -631,12 +642,12 @@ def _search_of(
 
 
 def _nonzero(**options: int) -> dict[str, int]:
-    """Options that are set: a broker of the release before refuses those it does not know."""
+    """Return the options that are set: a broker of an earlier release refuses those that it does not know."""
     return {name: value for name, value in options.items() if value}
 
 
 def _batches(judgements: Sequence[wire.NamedJudgement]) -> Iterator[list[dict[str, Any]]]:
-    """Judgements in batches that one request may have."""
+    """Split judgements into batches that fit into one request."""
     batch: list[dict[str, Any]] = []
     size = 0
     for each in judgements:
@@ -652,7 +663,8 @@ def _batches(judgements: Sequence[wire.NamedJudgement]) -> Iterator[list[dict[st
 
 
 def _token(key: str | Path | None) -> str:
-    """The API key, or "" for none. What is no key is refused before it is sent, and never repeated."""
+    """Return the API key, or "" for none. Raises a ServiceError, which does not repeat it, for a text that
+    cannot be a key, before anything is sent."""
     if isinstance(key, Path):
         with private_file(key).open("rb") as file:
             content, place = file.read(LONGEST_KEY + 3), str(key)  # with the end of its line

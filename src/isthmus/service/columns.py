@@ -1,7 +1,7 @@
-"""The columns of a query's candidates that search models read, worked out by every silo alike.
+"""The columns of a query's candidates that search models read, computed in the same way by every silo.
 
-Statistics are those of all silos. Where these do not tell title and body apart, both fields have the text's
-document frequencies, and a word counts once a document, so that a column is the same whichever silo holds
+Statistics are those of all silos. If these do not distinguish title and body, both fields have the text's
+document frequencies, and a word counts once a document, so that a column is the same whichever silo has
 the document.
 """
 
@@ -33,17 +33,17 @@ from isthmus.service.scoring import Scored, best_first, bm25_shares, evidence, r
 from isthmus.service.wire import Evidence
 
 LEAST_COUNT = 0.5
-"""Of a word in all silos: a private count may be 0 where a document has the word."""
+"""Least count of a word in all silos: a private count may be 0 although a document has the word."""
 PER_WORD = ("TF", "LMIR.DIR", "LMIR.JM")
-"""Features that grow with the number of a query's words; the others with their Σ idf."""
+"""Features that grow with the number of a query's words; the others grow with their Σ idf."""
 
 
 START, OF_PROFILE, CALIBRATION = "start", "profile", "calibration"
-"""In an explanation: what all hits have, what the query's profile adds, and what a calibrator of the whole
-score does."""
+"""Names of parts of an explanation: the constant that all hits share, what the query's profile adds, and what
+a calibrator of the whole score does."""
 _LN_WORDS = COLUMNS.index("ln words")
 SURE = 1e-15
-"""How far from 0 and 1 log-odds are taken."""
+"""Least distance from 0 and 1 of a probability whose log-odds are taken."""
 
 R = TypeVar("R", bound=JudgedRows)
 
@@ -72,9 +72,10 @@ class _SharedCounts(FieldCounts):
 
 
 def candidate_columns(snapshot: Snapshot, candidates: QueryCandidates, encoder: str) -> FloatArray:
-    """The columns of `learning.COLUMNS` for every candidate.
+    """Return the columns of `learning.COLUMNS` for every candidate.
 
-    Cosines are NaN where a document has no vector, and unless the silo has the `encoder` that all agree on.
+    Cosines are NaN for a document without a vector, and for all unless the silo has the `encoder` that all
+    silos agree on.
     """
     size, counts = len(candidates), candidates.counts
     times = np.bincount(candidates.tokens.terms.codes, minlength=len(candidates.terms)).astype(np.float64)
@@ -103,7 +104,7 @@ def candidate_columns(snapshot: Snapshot, candidates: QueryCandidates, encoder: 
 
 
 def query_columns(snapshot: Snapshot, candidates: QueryCandidates) -> FloatArray:
-    """The columns of `OF_QUERY`: ln of the number of the query's words, and their mean idf."""
+    """Return the columns of `OF_QUERY`: ln of the number of the query's words, and their mean idf."""
     codes = candidates.tokens.terms.codes
     words = max(len(codes), 1)
     return np.array([np.log(words), snapshot.rarity(candidates.terms)[codes].sum() / words])
@@ -114,7 +115,8 @@ def _agrees(snapshot: Snapshot, encoder: str) -> bool:
 
 
 def eligible(snapshot: Snapshot, candidates: QueryCandidates, encoder: str) -> Mask:
-    """Which candidates a model orders: of BM25 alone unless the silo has the encoder that all agree on."""
+    """Return a mask of the candidates that a model orders: only those that BM25 lists, unless the silo has
+    the encoder that all agree on."""
     return np.ones(len(candidates), dtype=bool) if _agrees(snapshot, encoder) else candidates.listed["bm25"]
 
 
@@ -129,10 +131,10 @@ def silo_rows(
     own: Sequence[str | None] = (),
     build: Callable[..., R] = JudgedRows,  # type: ignore[assignment]
 ) -> R:
-    """The rows of judged queries, with the candidates that a search would order.
+    """Return the rows of judged queries, with the candidates that a search would order.
 
-    `grades` say by query and document what was right; `own` is what a query was made from and must not find.
-    `build` makes the rows of their parts.
+    `grades` say by query and document what was right; `own` is the document that a query was made from,
+    which is left out. `build` makes the result from its parts.
     """
     tables, relevant, sizes, targets = [np.empty((0, len(COLUMNS)))], [np.empty(0)], [], []
     for query, itself in zip(queries, own or (None,) * len(queries), strict=True):
@@ -159,8 +161,8 @@ def silo_rows(
 class ModelScorer:
     """A search model that silos have learned together, as a node's scorer.
 
-    Scores are margins. Probabilities are for the query's profile in this silo alone; whoever merges silos
-    joins their profiles and asks the model again.
+    Scores are margins. Probabilities are for the query's profile in this silo alone; the broker, which
+    merges silos, joins their profiles and applies the model again.
     """
 
     name: ClassVar[str] = "learned"
@@ -170,11 +172,11 @@ class ModelScorer:
 
     @property
     def version(self) -> str:
-        """Of the model; empty where the silo has calibrated the baseline by itself."""
+        """Version of the model; empty if the silo has calibrated the baseline by itself."""
         return str(self.model.about.get("version", ""))
 
     def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored:
-        """Margins and probabilities."""
+        """Return margins and probabilities."""
         if not len(candidates):
             return Scored(np.empty(0, np.int64), np.empty(0), None)
         table = candidate_columns(snapshot, candidates, self.model.encoder)
@@ -186,8 +188,8 @@ class ModelScorer:
         return Scored(order, margins, model.probabilities(margins, profile, silos=1), table)
 
     def alone(self, snapshot: Snapshot, candidates: QueryCandidates) -> FloatArray:
-        """The probability of every candidate in a list of the usual shape: no other candidate changes it.
-        0 before anything was judged."""
+        """Return the probability of every candidate in a list of the usual shape, so that no other candidate
+        changes it. 0 before anything was judged."""
         calibration = self.model.calibration
         if calibration is None:
             return np.zeros(len(candidates))
@@ -200,15 +202,16 @@ class ModelScorer:
     def profile(
         self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored
     ) -> tuple[list[float], list[float]]:
-        """What `learning.profile_of` needs of this silo: its best margins, and the query's own columns."""
+        """Return this silo's input of `learning.profile_of`: its best margins, and the query's own
+        columns."""
         best = scored.scores[scored.order[:LIST]].tolist()
         return best, query_columns(snapshot, candidates).tolist()
 
     def explain(
         self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
     ) -> list[list[Evidence]]:
-        """What each retriever's columns add to the log-odds, or to the margin without a calibration; the
-        start and what the query's profile adds make up the rest."""
+        """Return what each retriever's columns add to the log-odds, or to the margin without a calibration;
+        the rest is the constant start and what the query's profile adds."""
         if scored.table is None:
             return []
         model = self.model.of_query(scored.table[0, _LN_WORDS])
@@ -231,6 +234,6 @@ class ModelScorer:
 
 
 def log_odds(probability: float) -> float:
-    """ln(p/(1 − p)), of a probability that is neither 0 nor 1 to fifteen digits."""
+    """Return ln(p/(1 − p)), with p kept away from 0 and 1 by `SURE`."""
     sure = min(max(probability, SURE), 1 - SURE)
     return float(np.log(sure) - np.log1p(-sure))

@@ -1,10 +1,10 @@
-"""Connections before anybody is known: how many, from where, how long, and how much they may say.
+"""Limits on connections before a caller is known: how many, from where, how long, and how many header bytes.
 
     accepted ── TLS, headers: header_seconds, header_bytes ──▶ request ──▶ idle: idle_seconds ──▶ closed
 
-A server that is full closes the connection that has waited longest without a valid key or certificate, so
-that a newcomer has room however many strangers wait. One that has shown a key is closed only between two
-requests.
+A full server closes the connection that has waited longest without a valid key or certificate, so that
+there is room for a newcomer however many strangers wait. A connection with a valid key is closed only
+between two requests.
 
     await server(app, port=8100, limits=Limits()).serve()
 """
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from isthmus.service.settings import Tls
 
 LINGER = 2.0
-"""Seconds in which a connection that is closed may take what was written to it."""
+"""Seconds in which a closing connection may still take what was written to it."""
 TICKS = 10
-"""Tenths of a second between two looks at the clock, for the header that has the date."""
+"""Tenths of a second between two ticks of the server, which renew the header with the date."""
 JOINED = 64 << 10
-"""Bytes that are copied to be sent with what was written before them."""
+"""Most bytes of a write that is joined with what was written before it."""
 PIPELINED, HEADERS = 8, 100
-"""Requests that may wait behind one that is answered, and headers that one may have."""
+"""Most requests that wait behind one that is answered, and most headers of a request."""
 
 
 @dataclass(eq=False)
@@ -51,16 +51,16 @@ class Visitor:
     address: str
     since: float
     leave: Callable[[], object]
-    """Closes it."""
+    """Closes the connection."""
     known: bool = False
     """Whether a request over it had a valid key or a known certificate."""
     busy: bool = False
     serial: int = 0
-    """Of its certificate, if it has shown one."""
+    """Serial number of its certificate; 0 if it has shown none."""
     is_whole: bool = False
-    """Whether the last request that began has come to its end."""
+    """Whether the last request that began has arrived completely."""
     lost: Callable[[], object] | None = None
-    """Called when it is gone while somebody is answered."""
+    """Called when the connection is lost while a request is answered."""
 
 
 class Door:
@@ -72,7 +72,8 @@ class Door:
         self._by_address: dict[str, dict[Visitor, None]] = {}
 
     def enter(self, visitor: Visitor) -> bool:
-        """Whether there is room for one more, if need be in place of another."""
+        """Admit a connection if there is room, if necessary by closing another one. Returns whether it is
+        admitted."""
         own = self._by_address.get(visitor.address, {})
         if len(own) >= self.limits.connections_per_address and not self._make_room(own):
             return False
@@ -82,12 +83,13 @@ class Door:
         return True
 
     def _add(self, visitor: Visitor) -> None:
-        """Last in both dicts: the one that has waited least."""
+        """Add the connection at the end of both dicts, as the one that has waited least."""
         self._all[visitor] = None
         self._by_address.setdefault(visitor.address, {})[visitor] = None
 
     def _make_room(self, waiting: Collection[Visitor]) -> bool:
-        """Close one of these that waited longest; strangers first, and nobody who is being answered."""
+        """Close the connection that has waited longest: a stranger's first, else one that is not being
+        answered. Returns whether there was one to close."""
         stranger = next((each for each in waiting if not each.known), None)
         out = stranger or next((each for each in waiting if not each.busy), None)
         if out is None:
@@ -103,13 +105,13 @@ class Door:
             self._add(visitor)
 
     def turn_out(self, revoked: Collection[int]) -> None:
-        """Close the connections with certificates that hold no longer, whatever is under way on them."""
+        """Close the connections with revoked certificates, even during a request."""
         for visitor in [each for each in self._all if each.serial in revoked] if revoked else ():
             self.left(visitor)
             visitor.leave()
 
     def left(self, visitor: Visitor) -> None:
-        """The connection is gone."""
+        """Remove a connection that is gone."""
         if visitor not in self._all:
             return
         del self._all[visitor]
@@ -120,8 +122,8 @@ class Door:
 
 
 class _OneWrite:
-    """A transport that sends what is written in one turn of the loop at once: the head of an answer with its
-    body is one record of TLS, and wakes the other side once."""
+    """A transport that joins what is written in one turn of the loop: head and body of an answer are then one
+    record of TLS, which wakes the other side once."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
@@ -154,11 +156,11 @@ class _OneWrite:
 
 
 class TooLarge(Exception):
-    """More header than is allowed."""
+    """A request has more headers, or more requests wait behind one, than is allowed."""
 
 
 class PeerProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol within limits, with the other side's verified certificate in every scope."""
+    """uvicorn's HTTP protocol within limits, with the client's verified certificate in every scope."""
 
     def __init__(self, *, door: Door, visitor: Visitor | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -280,7 +282,7 @@ class PeerProtocol(HttpToolsProtocol):
     # how it ends
 
     def _expect(self, what: str, seconds: float | None) -> None:
-        """Wait this long for what is next; waiting for the same does not begin anew with every byte."""
+        """Start a timeout for what is expected next. It is not restarted while the same is expected."""
         if what == self._awaiting:
             return
         if self._due is not None:
@@ -296,12 +298,12 @@ class PeerProtocol(HttpToolsProtocol):
             self._end()
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn says to a request that the parser refuses."""
+        """Answer a request that the parser refuses; called by uvicorn."""
         large = self._size > self._limits.header_bytes or len(self.headers or ()) >= HEADERS
         self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if large else HTTPStatus.BAD_REQUEST)
 
     def _refuse(self, status: HTTPStatus) -> None:
-        """Say why, unless an answer is on its way already, and close."""
+        """Send the status, unless an answer is on its way already, and close."""
         if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
             head = (
                 f"HTTP/1.1 {status.value} {status.phrase}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -313,13 +315,13 @@ class PeerProtocol(HttpToolsProtocol):
         self._end()
 
     def _end(self) -> None:
-        """Close; whoever does not take the last bytes loses them."""
+        """Close the connection; bytes that are not taken within `LINGER` seconds are lost."""
         self.transport.close()
         self.loop.call_later(LINGER, self.transport.abort)
 
 
 class _Handshake(asyncio.Protocol):
-    """TLS on a connection that the door has let in: it takes no longer than headers may."""
+    """The TLS handshake of a connection that the door has admitted, with the same timeout as headers."""
 
     def __init__(self, make: Callable[..., PeerProtocol], tls: LiveTls, door: Door) -> None:
         self._make, self._tls, self._door = make, tls, door
@@ -346,25 +348,25 @@ class _Handshake(asyncio.Protocol):
         )
 
     def _greeted(self, connection: socket.socket, visitor: Visitor, task: asyncio.Task[None]) -> None:
-        """Also where the task was cancelled before it began."""
+        """Clean up after a handshake that failed or was cancelled, even before it began."""
         if task.cancelled() or task.exception() is not None:
             self._door.left(visitor)
             connection.close()
 
 
 class Server(_UvicornServer):
-    """uvicorn's server, which knows where it listens, and wakes up once a second instead of ten times: fifty
-    nodes of one machine that nobody asks would take a tenth of a core."""
+    """uvicorn's server with its URL scheme, and waking up once a second instead of ten times: otherwise fifty
+    idle nodes on one machine would take a tenth of a core."""
 
     scheme = "http"
     watch: Callable[[], object] = staticmethod(lambda: None)
-    """What is done every second."""
+    """Called every second."""
     _should_exit = False
     _end: Callable[[], object] | None = None
 
     @property
     def should_exit(self) -> bool:
-        """Whether it is to end; set from any thread, or by a signal."""
+        """Whether the server is to end; set from any thread, or by a signal."""
         return self._should_exit
 
     @should_exit.setter
@@ -375,7 +377,7 @@ class Server(_UvicornServer):
                 self._end()
 
     async def main_loop(self) -> None:
-        """Serve until it is to end; uvicorn's ticks are tenths of a second."""
+        """Serve until `should_exit` is set; uvicorn's ticks are tenths of a second."""
         loop, tick = asyncio.get_running_loop(), 0
         while not await self.on_tick(tick):
             tick += TICKS
@@ -402,9 +404,10 @@ def server(
     mutual: bool = False,
     limits: RequestLimits | None = None,
 ) -> Server:
-    """A server for one app: `server(…).run()`, or `await server(…).serve()` in a loop of one's own.
+    """Return a server for one app: `server(…).run()`, or `await server(…).serve()` in an event loop of one's
+    own.
 
-    Logging and access logs are the app's own matter; headers do not name the software.
+    The app itself writes logs and access logs; headers do not name the software.
     """
     limits = limits or RequestLimits()
     door = Door(limits)
@@ -439,7 +442,8 @@ def _address(transport: asyncio.BaseTransport) -> str:
 
 
 def _peer(connection: ssl.SSLObject | None) -> Peer | None:
-    """Who is at the other end; only a certificate that TLS has verified is listed by `getpeercert`."""
+    """Return the peer that the certificate at the other end names; None without one. `getpeercert` lists only
+    a certificate that TLS has verified."""
     certificate: Any = (connection.getpeercert() if connection is not None else None) or {}
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     if len(names) != 1:
@@ -450,7 +454,7 @@ def _peer(connection: ssl.SSLObject | None) -> Peer | None:
 
 
 def listen_problem(port: int, host: str = "127.0.0.1") -> str:
-    """Why a port cannot be listened at; empty if it can."""
+    """Return why a port cannot be listened at; empty if it can."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

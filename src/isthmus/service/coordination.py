@@ -1,11 +1,12 @@
-"""The coordinator of training over mutual TLS: silos fetch messages and bring replies, and that is all.
+"""The coordinator of training over mutual TLS: silos fetch messages and send replies, and nothing else.
 
-    POST /v1/training/fetch     204 or the next message; `isthmus-busy: NUMBER`: at work on this one
+    POST /v1/training/fetch     204 or the next message; the header `isthmus-busy: NUMBER` names the
+                                message that the silo is working on
     POST /v1/training/reply     a reply: 204, or 410 if nobody waits for it
 
-A silo calls with a certificate of its own for training, `north.training` (isthmus keys make --training). Runs
-are started in the coordinator's own process, from files on its machine: there is no interface to start one
-from elsewhere, and none that takes code.
+A silo calls with a certificate of its own for training, `north.training` (isthmus keys make --training).
+Runs are started in the coordinator's own process, from files on its machine: there is no interface to
+start one from elsewhere, and none that accepts code.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _PAUSE = 0.05
 
 
 def coordinator_app(settings: CoordinatorSettings, grid: RemoteGrid) -> ASGIApp:
-    """What silos reach: two paths, for silos on the list."""
+    """Return the app with the two paths, for the silos that the settings list."""
 
     async def fetch(request: Request) -> Response:
         name, busy = request.scope[CALLER].policy, request.headers.get(BUSY, "")
@@ -67,7 +68,8 @@ def coordinator_app(settings: CoordinatorSettings, grid: RemoteGrid) -> ASGIApp:
 
 
 def _limits(settings: CoordinatorSettings) -> RequestLimits:
-    """A silo fetches, beats and replies: three connections, and a fourth while one is closed."""
+    """Return limits with four connections a silo: to fetch, to send heartbeats, to reply, and one more while
+    one of them is closed."""
     room = 16 + 4 * len(settings.silos)
     return RequestLimits(
         per_second=50.0,
@@ -84,7 +86,7 @@ def _limits(settings: CoordinatorSettings) -> RequestLimits:
 def coordinating(
     settings: CoordinatorSettings, *, started: Callable[[str], None] = lambda url: None
 ) -> Iterator[RemoteGrid]:
-    """A grid of the silos on the list, who reach it while this lasts."""
+    """Serve a grid to the silos that the settings list, inside this block."""
     from isthmus.federation import RemoteGrid
 
     grid = RemoteGrid(settings.silos)

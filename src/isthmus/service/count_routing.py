@@ -1,7 +1,7 @@
-"""One question about noised counts to several silos, and what each of them says.
+"""One question about noised counts to several silos, and their answers.
 
-A question that is new costs the budgets of the silos' documents, so it is sent once and never again by
-itself: not after a failure, and not to a silo that has answered.
+A new question is charged to the budgets of the silos' documents, so it is sent once and never repeated
+automatically: neither after a failure, nor to a silo that has answered.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from isthmus.service.limits import HttpProblem
 from isthmus.service.people import Person
 
 SECONDS = 30.0
-"""How long a silo may take: it looks at all of its documents."""
+"""Seconds that a silo may take, since it reads all of its documents."""
 
 
 async def count_matches(
     silos: Mapping[str, SiloClient], question: wire.CountQuestion, person: Person | None = None
 ) -> wire.CountAnswer:
-    """What every silo says, or every one that the question names."""
+    """Ask every silo, or those that the question names. Returns the count or the failure of each."""
     names = list(silos) if question.silos is None else list(dict.fromkeys(question.silos))
     if not names or not set(names) <= silos.keys():
         raise HttpProblem(404, f"silos: only names that there are: {', '.join(silos)}")
@@ -62,7 +62,8 @@ async def _count_of(silo: SiloClient, body: bytes, person: Person | None) -> wir
 
 
 def _detail(reply: HttpReply) -> str:
-    """What a silo says in a problem; compared, and never shown: its text is not trusted."""
+    """Return the detail of a silo's problem. It is compared but never shown: the silo's text is
+    not trusted."""
     try:
         return wire.Problem.model_validate_json(reply.body).detail
     except ValidationError:

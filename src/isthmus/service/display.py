@@ -1,4 +1,4 @@
-"""Hits as an asker sees them: names, the stretch of a text with the query's words, digests of texts."""
+"""Hits as they are shown to a caller: names, snippets around the query's words, digests of texts."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ _WORD = re.compile(r"\w+")
 _ASCII_WORDS = bytes(
     ord(chr(code).lower()) if _WORD.match(chr(code)) else 0x20 for code in range(128)
 ) + bytes(128)
-"""Letters in lower case, blanks for what is in no word."""
+"""A table of bytes: letters in lower case, blanks for characters that are in no word."""
 _ACCENTS = {signs[0]: f"[{signs}]" for signs in ("aàáâãäå", "cç", "eèéêë", "iìíîï", "nñ", "oòóôõö", "uùúûü")}
 
 
 @dataclass(frozen=True)
 class Extras:
-    """What a peer may have besides hits, where its search asks for it."""
+    """What a peer may receive besides hits, if its search asks for it."""
 
     matches: bool = False
     suggestions: bool = False
     key: bytes = b""
-    """Under which texts of hits have digests; without it they have none."""
+    """Key of the digests of hits' texts; without it they have none."""
 
 
 @dataclass(frozen=True)
 class Display:
-    """How hits look to the asker: see `Searcher.search`."""
+    """How hits are shown to the caller: see `Searcher.search`."""
 
     snippets: bool
     name: Callable[[str], str]
     token: Callable[[str], str] | None
     key: bytes = b""
-    """Of digests; without it hits have none."""
+    """Key of digests; without it hits have none."""
     principals: frozenset[str] | None = None
 
     def hit(
@@ -59,7 +59,8 @@ class Display:
         passage: Span | None = None,
         **evidence: Any,
     ) -> Hit:
-        """A document; its text, type and date only where it was fetched for that."""
+        """Return a hit. It has title, snippet, type, date and digest only if the document's text
+        was fetched."""
         visible: dict[str, Any] = {}
         if text is not None:
             body = text.body if passage is None else text.body[slice(*passage)]
@@ -78,7 +79,7 @@ class Display:
 
 
 def day_of(date: int) -> str:
-    """The day of a Unix time, in UTC; empty for one beyond the calendar."""
+    """Return the day of a Unix time, in UTC; empty for one beyond the calendar."""
     try:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=date)).date().isoformat()
     except OverflowError:
@@ -86,8 +87,8 @@ def day_of(date: int) -> str:
 
 
 def digest_of(text: Draft, key: bytes) -> str:
-    """A keyed digest of the words of a text, in any case and with any punctuation: equal for the same words
-    in the same order. Without the key nobody can tell whether a text has it."""
+    """Return a keyed digest of a text's words without case and punctuation: equal for the same words in the
+    same order, empty for a text without words. Without the key nobody can tell whether a text has it."""
     whole = f"{text.title}\n{text.body}"
     if whole.isascii():
         content = b" ".join(whole.encode().translate(_ASCII_WORDS).split())
@@ -101,14 +102,14 @@ def digest_of(text: Draft, key: bytes) -> str:
 
 @dataclass(frozen=True, eq=False)
 class QueryWords:
-    """What a snippet shows: words that begin like a word of the query or like its stem, with any accents;
-    characters of scripts without spaces anywhere. The longest first."""
+    """The words that a snippet looks for, the longest first. They match words that begin with a word of the
+    query or with its stem, with any accents; in scripts without spaces they match anywhere."""
 
     words: tuple[str, ...]
 
     @classmethod
     def of(cls, query: str, stems: Iterable[str], languages: Iterable[str] = ()) -> QueryWords:
-        """A query's words, and its stems as the engine knows them."""
+        """Collect a query's words without stop words, and its stems in the engine's form."""
         stops = STOP_WORDS.union(*(tokeniser_of(code).stop_words for code in languages))
         words = {word for word in _WORD.findall(query.lower()) if word not in stops}
         words |= {stem.removeprefix(STOP) for stem in stems}
@@ -124,7 +125,7 @@ class QueryWords:
         return all(word.isascii() for word in self.words)
 
     def places(self, text: str) -> list[tuple[int, str]]:
-        """Where they stand in a text, and how they are spelled there in lower case."""
+        """Return the positions of these words in a text, each with its spelling there in lower case."""
         if not (self._are_plain and text.isascii()):
             return [(match.start(), match.group().lower()) for match in self._pattern.finditer(text)]
         lower, places = text.lower(), dict[int, str]()
@@ -139,7 +140,7 @@ class QueryWords:
 
 
 def _spellings(word: str) -> str:
-    """A pattern of a word with or without accents: a stem has lost some of its word's."""
+    """Return a pattern of a word with or without accents, since a stem may have lost some of them."""
     if word >= "\u3000":
         return re.escape(word)
     bare = (normalize("NFD", sign)[0] for sign in word)
@@ -148,7 +149,7 @@ def _spellings(word: str) -> str:
 
 
 def snippet(body: str, wanted: QueryWords) -> str:
-    """The stretch of a text with most different words of the query, cut between words."""
+    """Return the passage of a text with the most different words of the query, cut between words."""
     text = " ".join(body[:READ_FOR_SNIPPET].split())
     if len(text) <= LONGEST_SNIPPET:
         return text
@@ -162,7 +163,8 @@ def snippet(body: str, wanted: QueryWords) -> str:
 
 
 def _densest(matches: Sequence[tuple[int, str]]) -> int:
-    """Where the stretch with most different words begins, in one pass: a window that slides over them."""
+    """Return where the passage with the most different words begins, by sliding a window over the matches
+    once."""
     within: dict[str, int] = {}
     distinct, size = len({word for _, word in matches}), len(matches)
     if distinct < 2 or matches[-1][0] < matches[0][0] + LONGEST_SNIPPET - 60:

@@ -1,4 +1,5 @@
-"""Documents and requests for them between the broker's callers and silos; the broker keeps nothing."""
+"""Routes documents, and requests for them, between the broker's callers and silos. The broker
+stores nothing."""
 
 from __future__ import annotations
 
@@ -16,19 +17,19 @@ from isthmus.service.limits import HttpProblem, SeenEnough
 from isthmus.service.people import Person
 
 SECONDS = 10.0
-"""How long a silo may take."""
+"""Seconds that a silo may take."""
 PROBLEMS = {
     404: "the silo did not show this document to you within a day, or its owner has not allowed it",
     409: "the silo has no such request that waits",
     429: "the silo takes no more of this for the moment: try again later",
 }
-"""What a silo's refusals mean, in our own words."""
+"""The meaning of a silo's refusals by status, in the broker's own words."""
 
 M = TypeVar("M", bound=BaseModel)
 
 
 class DocumentSilo(Protocol):
-    """A silo that is asked for documents."""
+    """A silo that can be asked for documents."""
 
     name: str
 
@@ -41,18 +42,18 @@ class DocumentSilo(Protocol):
         *,
         person: Person | None = None,
     ) -> HttpReply:
-        """Send one message, of a person where one is named; raises SiloUnavailable."""
+        """Send one message, with a statement of who asks if a person is given; raises SiloUnavailable."""
 
 
 class ReplyReader(Protocol):
-    """Reads a silo's reply; raises Refused or SiloUnavailable for one that is no success."""
+    """Reads a silo's reply; raises Refused or SiloUnavailable if it is not a success."""
 
     def __call__(self, reply: HttpReply, model: type[M]) -> M:
-        """The message in it."""
+        """Return the message in the reply."""
 
 
 class DocumentRouter:
-    """Takes openings and requests to silos; `pseudonym` gives a person's name towards a silo."""
+    """Sends openings and requests to silos; `pseudonym` gives a person's name towards a silo."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class DocumentRouter:
     async def open(
         self, silo: str, document: str, opening: wire.Opening, person: Person
     ) -> wire.OpenedDocument:
-        """A document of a hit that was shown, or that its owner has allowed."""
+        """Open a document: that of a hit that was shown, or one that its owner has allowed."""
         fields = opening.model_dump() | {"person": self._pseudonym(silo, person.id)}
         path = f"/documents/{quote(document, safe='/', errors='replace')}?{urlencode(fields)}"
         opened = await self._ask(silo, "GET", path, None, wire.OpenedDocument, person)
@@ -74,7 +75,7 @@ class DocumentRouter:
         return opened
 
     async def request(self, ask: wire.AskSilo, person: Person) -> wire.DocumentRequest:
-        """Ask the owner of a hit's document."""
+        """Send a request for a hit's document to its owner."""
         fields = ask.model_dump(include={"ticket", "query", "reason"})
         message = wire.AttributedAsk(
             **fields, person=self._pseudonym(ask.silo, person.id), name=person.id if ask.named else ""
@@ -82,7 +83,8 @@ class DocumentRouter:
         return await self._ask(ask.silo, "POST", "/requests", message, wire.DocumentRequest, person)
 
     async def requests(self, person: Person | None) -> wire.RequestList:
-        """A person's requests in all silos; or for administrators all, of silos that let them manage."""
+        """Return a person's requests in all silos; for None, all requests in silos that let the broker
+        manage."""
 
         async def one(silo: str) -> wire.RequestList | str:
             path = f"/requests?person={'' if person is None else self._pseudonym(silo, person.id)}"
@@ -102,11 +104,11 @@ class DocumentRouter:
         )
 
     async def answer(self, silo: str, number: str, answer: wire.RequestAnswer) -> wire.DocumentRequest:
-        """An owner's answer."""
+        """Send an owner's answer to a request."""
         return await self._ask(silo, "POST", f"/requests/{number}", answer, wire.DocumentRequest)
 
     async def sources(self, silo: str) -> list[wire.SourceState]:
-        """What became of a silo's sources; none where it does not say."""
+        """Return the state of a silo's sources; empty if it does not report them."""
         try:
             return (await self._ask(silo, "GET", "/sources", None, wire.SourceStates)).sources
         except HttpProblem:

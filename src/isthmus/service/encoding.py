@@ -18,15 +18,15 @@ from isthmus.tables import Bundle
 from isthmus.text import Tokeniser
 
 FITTED_ON = 20_000
-"""Texts that a built-in encoder is fitted on at most: more of them cost time and change little."""
+"""Most texts that a built-in encoder is fitted on: more of them cost time and change little."""
 REST = 5.0
-"""Seconds that an encoder which failed a query is left alone."""
+"""Seconds for which an encoder that failed a query is not used."""
 
 _log = logging.getLogger("isthmus.service")
 
 
 class SavedLsa(Bundle):
-    """A fitted encoder's file."""
+    """The file of a fitted encoder."""
 
     noun = "encoder"
 
@@ -41,7 +41,7 @@ def save_lsa(encoder: Lsa, path: str | PathLike[str]) -> None:
 
 
 def load_lsa(path: str | PathLike[str]) -> Lsa:
-    """Read it back; it encodes as it did."""
+    """Read an encoder that `save_lsa` wrote; it gives the same vectors."""
     return SavedLsa.restore(path, _restored)
 
 
@@ -52,7 +52,7 @@ def _restored(saved: SavedLsa) -> Lsa:
 
 
 def fit_lsa(texts: Sequence[str], *, dimensions: int) -> Lsa:
-    """An encoder of the silo's own text, from a sample where there is much of it."""
+    """Fit an encoder on the silo's own texts, or on a sample if there are more than `FITTED_ON`."""
     if len(texts) > FITTED_ON:
         chosen = Streams(0)("encoder").choice(len(texts), FITTED_ON, replace=False)
         texts = [texts[at] for at in sorted(chosen.tolist())]
@@ -60,38 +60,38 @@ def fit_lsa(texts: Sequence[str], *, dimensions: int) -> Lsa:
 
 
 class QueryEncoder:
-    """Encodes documents many at a time and a query at once, with any encoder.
+    """Encodes many documents at a time and single queries, with any encoder.
 
-    Cosines of one `pretrained` on other texts than a silo's are worth as much as BM25; those of a latent
-    space of a few thousand documents are not, and take part only where their weight is learned.
+    Cosines of an encoder that was `pretrained` on other texts than a silo's are worth as much as BM25.
+    Those of a latent space of a few thousand documents are not, and are used only with a learned weight.
     """
 
     pretrained = False
     rests_until = 0.0
-    """On the monotonic clock: before then queries have no vector, because one failed."""
+    """Time on the monotonic clock before which queries have no vector, because one failed."""
     problem = ""
-    """Why queries are searched by words alone at the moment; empty while they are not."""
+    """Why queries are searched by words alone at the moment; empty if they are not."""
 
     def __init__(self, encoder: Encoder, width: int) -> None:
         self.encoder, self.width = encoder, width
 
     @property
     def fingerprint(self) -> str:
-        """The same for encoders whose vectors compare."""
+        """Identifier of the encoder, the same for encoders whose vectors compare."""
         return self.encoder.fingerprint
 
     def documents(self, texts: Sequence[str]) -> Vectors:
-        """A vector for every text."""
+        """Return a vector for every text."""
         return self.encoder.encode(texts)
 
     def query(self, text: str, words: Sequence[str]) -> Vectors:
-        """The vector of a query, which comes with its words."""
+        """Return the vector of a query, given its text and its words."""
         vector: Vectors = self.encoder.encode_queries([text])[0]
         return vector
 
 
 class LsaQueries(QueryEncoder):
-    """The built-in encoder with its words in a dictionary: a query costs as many rows as it has words."""
+    """The built-in encoder with a dictionary of its words: a query costs as many rows as it has words."""
 
     encoder: Lsa
 
@@ -100,7 +100,8 @@ class LsaQueries(QueryEncoder):
         self._row_of = {word: row for row, word in enumerate(encoder.terms.words)}
 
     def query(self, text: str, words: Sequence[str]) -> Vectors:
-        """(1 + ln tf)·idf of the known words through the learned directions, of unit length."""
+        """Return (1 + ln tf)·idf of the known words, projected on the learned directions and scaled to unit
+        length."""
         counted = Counter(row for word in words if (row := self._row_of.get(word)) is not None)
         if not counted:
             return np.zeros(self.width, dtype=np.float32)
@@ -109,7 +110,7 @@ class LsaQueries(QueryEncoder):
 
 
 def through(directions: Vectors, rarity: FloatArray, times: Sequence[int]) -> Vectors:
-    """(1 + ln tf)·rarity of words through the directions of each, of unit length."""
+    """Return the directions of words, summed with weights (1 + ln tf)·rarity and scaled to unit length."""
     from scipy.special import xlogy
 
     weights = (1 + xlogy(1, np.array(times, dtype=np.float64))) * rarity
@@ -120,13 +121,14 @@ def through(directions: Vectors, rarity: FloatArray, times: Sequence[int]) -> Ve
 
 
 class AnyQueries(QueryEncoder):
-    """Any other encoder: a costly one, whose vectors come by and by, and which reads a limited length.
+    """Any other encoder: a costly one, whose vectors are computed in the background, and which reads a
+    limited length.
 
-    It may fail: then a query has a vector without direction, and for `REST` seconds it is not asked again.
+    If it fails, the query's vector is zero, and the encoder is not used for `REST` seconds.
     """
 
     def query(self, text: str, words: Sequence[str]) -> Vectors:
-        """The vector of a query; zeros while the encoder fails."""
+        """Return the vector of a query; zeros while the encoder fails."""
         now = time.monotonic()
         if now < self.rests_until:
             return np.zeros(self.width, dtype=np.float32)
@@ -145,18 +147,18 @@ class AnyQueries(QueryEncoder):
         return vector
 
     def split(self, title: str, body: str) -> list[Span]:
-        """The spans of a document's passages in its body."""
+        """Return the spans of a document's passages in its body."""
         return split_passages(self.encoder, title, body)
 
     def passages(self, title: str, body: str, spans: Sequence[Span]) -> list[str]:
-        """What is encoded for spans of the body: the title and the passage."""
+        """Return the texts to encode for spans of the body: title and passage."""
         return passage_texts(self.encoder, title, body, spans)
 
     pretrained = True
 
 
 class NoQueries(QueryEncoder):
-    """No dense retriever: vectors without any direction."""
+    """No dense retriever: vectors of width 0."""
 
     fingerprint = "none"
     width = 0
@@ -165,19 +167,20 @@ class NoQueries(QueryEncoder):
         pass
 
     def documents(self, texts: Sequence[str]) -> Vectors:
-        """An array of shape (texts, 0)."""
+        """Return an array of shape (texts, 0)."""
         return np.zeros((len(texts), 0), dtype=np.float32)
 
     def query(self, text: str, words: Sequence[str]) -> Vectors:
-        """An empty vector."""
+        """Return an empty vector."""
         return np.zeros(0, dtype=np.float32)
 
 
 def prevailing(stated: Iterable[tuple[str, int]]) -> str:
-    """The fingerprint that most silos state, of equally many that of more documents; each comes with how many
-    documents its silo has, and is empty where it has said nothing.
+    """Return the fingerprint that most silos state; of equally frequent ones, that of silos with more
+    documents. `stated` has the fingerprint of every silo, empty if it has stated none, and its number of
+    documents.
 
-    "none" unless two silos have it, or there is but one to speak of; empty where no silo has spoken.
+    Returns "none" if several are stated and no two silos share one, and "" if no silo has stated one.
     """
     silos, documents = Counter[str](), Counter[str]()
     for fingerprint, size in stated:
@@ -191,14 +194,15 @@ def prevailing(stated: Iterable[tuple[str, int]]) -> str:
 
 
 def another_encoder(own: str, agreed: str) -> str:
-    """What is said of a silo whose encoder is not the one that the silos agree on; empty if it is."""
+    """Return a remark on a silo whose encoder is not the one that the silos agree on; empty if it is."""
     if agreed in ("", "none") or own == agreed:
         return ""
     return "its encoder is not the one that most silos have: merged without its dense score"
 
 
 def ready_encoder(wanted: settings.EncoderSettings) -> QueryEncoder | None:
-    """The encoder that the settings name; None for one that is still to be fitted on the silo's texts."""
+    """Return the encoder that the settings name; None for one that is still to be fitted on the
+    silo's texts."""
     if wanted.kind == "none":
         return NoQueries()
     if wanted.kind in ("encoder", "transformer"):

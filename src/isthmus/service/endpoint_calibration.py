@@ -1,11 +1,13 @@
-"""One person, one search interface: judge some of its answers, and its scores become probabilities.
+"""Calibration of a search interface by one person, who judges some of its answers: its scores become
+probabilities.
 
     answers = JudgedAnswers(Path("calibrated"), endpoint)
     answers.ask("tidal power"); answers.judge("tidal power", "d1", True) …
     report = calibrated(answers, precision=0.9, width=0.1)      # curve, threshold, judgements needed
     app = proxy_app(Path("calibrated"), endpoint)               # the same answers, hits with a probability
 
-All is in one folder, on disk before a request is answered: whoever stops, or is stopped, goes on there.
+Everything is in one folder, and on disk before a request is answered, so that judging can be interrupted
+at any time and continued there.
 """
 
 from __future__ import annotations
@@ -60,13 +62,13 @@ DESCRIPTION, JUDGEMENTS, CALIBRATOR, REPORT = (
     "calibrator",
     "calibration.json",
 )
-"""Files of a folder."""
+"""Names of the files in a folder."""
 LEAST_JUDGED, LEAST_QUERIES, LEAST_EACH = 20, 5, 5
-"""Judgements, judged queries, and right ones and wrong ones, below which nothing is claimed."""
+"""Least number of judgements, of judged queries, and of right and of wrong hits each, for a calibration."""
 DEPTH = 10
-"""Hits of an answer that are judged."""
+"""Hits of an answer that are to be judged."""
 PROXIES = ("via", "forwarded", "x-forwarded-for", "x-real-ip")
-"""Headers of requests that have come by way of a proxy, which may have put its own credentials in."""
+"""Headers of requests that came through a proxy, which may have added its own credentials."""
 NAME = "endpoint"
 
 _TABLES = """
@@ -81,7 +83,7 @@ CREATE TABLE IF NOT EXISTS judgement (
 
 
 class JudgedAnswers:
-    """The answers to some queries and what was judged of them, in a folder.
+    """The answers to some queries and their judgements, in a folder.
 
     A skipped hit has a judgement that is neither right nor wrong, so that it is not shown again.
     """
@@ -99,7 +101,7 @@ class JudgedAnswers:
             raise DataError(f"no readable judgements: {error}", file=folder / JUDGEMENTS) from error
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the database."""
         self._db.close()
 
     def __enter__(self) -> JudgedAnswers:
@@ -109,7 +111,7 @@ class JudgedAnswers:
         self.close()
 
     def ask(self, query: str) -> list[EndpointHit]:
-        """The hits of a query: as they came when it was asked first."""
+        """Return the hits of a query, as they were when it was first asked."""
         query = " ".join(query.split())
         with self._lock:
             known = self._hits(query)
@@ -129,7 +131,7 @@ class JudgedAnswers:
         return None if row is None else [EndpointHit(**hit) for hit in json.loads(row[0])]
 
     def judge(self, query: str, document: str, relevant: bool | None) -> None:
-        """Keep a judgement of a hit that was shown; None skips it. On disk when this returns."""
+        """Store a judgement of a hit that was shown; None skips the hit. It is on disk when this returns."""
         with self._lock:
             hits = self._hits(query)
             if hits is None or document not in {hit.id for hit in hits}:
@@ -140,27 +142,27 @@ class JudgedAnswers:
             )
 
     def undo(self) -> None:
-        """Take the last judgement back."""
+        """Remove the last judgement."""
         with self._lock:
             self._db.execute("DELETE FROM judgement WHERE number = (SELECT max(number) FROM judgement)")
 
     @property
     def lists(self) -> dict[str, list[EndpointHit]]:
-        """The hits to judge of every query, in the order in which queries came."""
+        """The hits to judge of every query, in the order in which queries were asked."""
         with self._lock:
             rows = self._db.execute("SELECT query, hits FROM answer ORDER BY number").fetchall()
         return {query: [EndpointHit(**hit) for hit in json.loads(hits)][: self.depth] for query, hits in rows}
 
     @property
     def judgements(self) -> dict[tuple[str, str], bool | None]:
-        """What was judged, by query and document."""
+        """The judgements, by query and document; None for a skipped hit."""
         with self._lock:
             rows = self._db.execute("SELECT query, document, relevant FROM judgement ORDER BY number")
             return {(query, id): None if right is None else bool(right) for query, id, right in rows}
 
     def next(self) -> tuple[str, EndpointHit] | None:
-        """A hit to judge. Hits of a query come in an order that says nothing of their score: who stops in the
-        middle has judged a fair sample, and nobody judges by the place."""
+        """Return a query and a hit to judge, or None. The order of a query's hits is independent of their
+        scores, so that judgements are a fair sample at any time and are not influenced by the rank."""
         judgements = self.judgements
         for query, hits in self.lists.items():
             waiting = [hit for hit in hits if (query, hit.id) not in judgements]
@@ -170,13 +172,14 @@ class JudgedAnswers:
 
     @property
     def sign(self) -> float:
-        """-1 where scores rise from the first hit of most answers to the last: distances."""
+        """-1 if scores rise from the first hit to the last in most answers, as distances do; else 1."""
         ends = [(hits[0].score, hits[-1].score) for hits in self.lists.values() if len(hits) > 1]
         return -1.0 if sum(first < last for first, last in ends) > len(ends) / 2 else 1.0
 
 
 def _agreed(folder: Path, endpoint: SearchEndpoint) -> SearchEndpoint:
-    """The endpoint as the folder has it, with the paths that were detected; another one is a ConfigError."""
+    """Return the endpoint as the folder describes it, with the paths that were detected. Raises a ConfigError
+    if it is another one."""
     try:
         known = json.loads((folder / DESCRIPTION).read_bytes())
         mapping = ResultMapping(**known["mapping"])
@@ -205,7 +208,7 @@ def _digest(query: str, document: str) -> bytes:
 
 
 class Precision(BaseModel):
-    """What a threshold's precision rests on."""
+    """The precision of a threshold with its interval, and the rows and queries that it is measured on."""
 
     threshold: float
     precision: float
@@ -216,7 +219,7 @@ class Precision(BaseModel):
 
 
 class EndpointReport(BaseModel):
-    """What the judgements say; `problem` is why nothing is claimed yet."""
+    """The result of a calibration; `problem` says why there is none yet."""
 
     queries: int
     judged: int
@@ -228,18 +231,19 @@ class EndpointReport(BaseModel):
     wanted_precision: float
     wanted_width: float
     curve: wire.ReliabilityCurve | None = None
-    """Of hits of queries that the calibrator had not seen."""
+    """The reliability curve, on hits of queries that the calibrator had not seen."""
     threshold: Precision | None = None
     threshold_problem: str = ""
     judgements_needed: int | None = None
-    """In all, so that the interval of the threshold's precision is as narrow as wanted, as far as queries
-    differ like those judged. None without a threshold, or where ten thousand times as many would not do."""
+    """Judgements in all, with which the interval of the threshold's precision would be as narrow as wanted,
+    if queries vary as those judged do. None without a threshold, or if ten thousand times as many would
+    not suffice."""
 
 
 def calibrated(answers: JudgedAnswers, *, precision: float = 0.9, width: float = 0.1) -> EndpointReport:
-    """Fit a calibrator, save it with the report in the folder, and say how good it is.
+    """Fit a calibrator, save it and a report in the folder, and return the report.
 
-    Cross-fitted over queries: every probability comes from a calibrator that has not seen the query.
+    It is cross-fitted over queries: every probability comes from a calibrator that has not seen the query.
     """
     lists, judgements = answers.lists, answers.judgements
     known = {pair: right for pair, right in judgements.items() if right is not None}
@@ -279,7 +283,7 @@ def calibrated(answers: JudgedAnswers, *, precision: float = 0.9, width: float =
 
 
 def _too_few(report: EndpointReport) -> str:
-    """What is missing before anything is claimed; "" for nothing."""
+    """Return what is missing for a calibration; "" for nothing."""
     wanted = (
         (LEAST_JUDGED, report.judged, "judgement"),
         (LEAST_QUERIES, report.queries, "judged query"),
@@ -294,7 +298,7 @@ def _too_few(report: EndpointReport) -> str:
 def _decided(
     probabilities: FloatArray, relevant: Any, queries: Any, precision: float, width: float
 ) -> dict[str, Any]:
-    """The threshold for a precision, its interval, and how many judgements would narrow that."""
+    """Return the threshold for a precision, its interval, and how many judgements would narrow that."""
     curve = ThresholdCurve.of(probabilities, relevant, queries)
     try:
         threshold = curve.threshold_for(precision)
@@ -308,14 +312,14 @@ def _decided(
 
 
 class TokenGate(Gate[Any]):
-    """Whoever has the token, which is in the page's address; anybody where there is none."""
+    """Admits callers with the token, which is in the page's address; everybody if there is no token."""
 
     def __init__(self, token: str) -> None:
         super().__init__(strangers=() if token else ("search",))
         self._token = token
 
     def caller(self, scope: Scope) -> Caller[Any]:
-        """The one person there is."""
+        """Return the owner for the right token; raises WrongKey for another."""
         if not self._token:
             return self.strangers
         if hmac.compare_digest((token_in(scope) or "").encode(), self._token.encode()):
@@ -338,7 +342,7 @@ class EndpointJudgement(wire.RequestModel):
 
 
 class _JudgingPage:
-    """The handlers of the page's paths; threads take turns at the folder."""
+    """The handlers of the page's paths; only one thread computes a report at a time."""
 
     def __init__(self, answers: JudgedAnswers, precision: float, width: float) -> None:
         self.answers, self.precision, self.width = answers, precision, width
@@ -346,7 +350,7 @@ class _JudgingPage:
         self._report: tuple[object, EndpointReport] | None = None
 
     def state(self) -> dict[str, Any]:
-        """What is judged, and the next hit."""
+        """Return the progress of every query, and the next hit to judge."""
         lists, judgements = self.answers.lists, self.answers.judgements
         waiting = self.answers.next()
         return {
@@ -378,7 +382,7 @@ class _JudgingPage:
         return self.state()
 
     def judge(self, body: EndpointJudgement) -> dict[str, Any]:
-        """Keep a judgement."""
+        """Store a judgement."""
         try:
             self.answers.judge(body.query, body.document, body.relevant)
         except DataError as error:
@@ -386,12 +390,12 @@ class _JudgingPage:
         return self.state()
 
     def undo(self) -> dict[str, Any]:
-        """Take the last judgement back."""
+        """Remove the last judgement."""
         self.answers.undo()
         return self.state()
 
     def report(self) -> EndpointReport:
-        """What the judgements say; worked out again when there are others."""
+        """Return the calibration's report, computed again if there are other judgements."""
         with self._lock:
             judged = self.answers.judgements
             if self._report is None or self._report[0] != judged:
@@ -400,7 +404,7 @@ class _JudgingPage:
 
 
 def judging_app(answers: JudgedAnswers, token: str, *, precision: float = 0.9, width: float = 0.1) -> ASGIApp:
-    """The page on which hits are judged, for whoever has the token."""
+    """Return the app of the page on which hits are judged; callers need the token."""
     page = _JudgingPage(answers, precision, width)
     app = new_app("Isthmus calibrate-endpoint", ())
     app.add_api_route("/v1/state", page.state, methods=["GET"])
@@ -419,7 +423,7 @@ def _protected(app: FastAPI, token: str, opened: Sequence[str] = ()) -> ASGIApp:
 
 @dataclass
 class _SavedCalibration:
-    """The calibrator of a folder, read again when it is written again."""
+    """The calibrator of a folder, read again when its file has changed."""
 
     folder: Path
     stamp: int = -1
@@ -427,7 +431,8 @@ class _SavedCalibration:
     sign: float = 1.0
 
     def probabilities(self, hits: Sequence[EndpointHit]) -> FloatArray:
-        """Of the hits of one answer."""
+        """Return the probabilities of the hits of one answer. Raises a DataError if there is no calibration
+        yet."""
         file = self.folder / CALIBRATOR
         try:
             stamp = file.stat().st_mtime_ns
@@ -448,8 +453,9 @@ class _SavedCalibration:
 
 
 def proxy_app(folder: Path, endpoint: SearchEndpoint, *, least: float = 0.0, token: str = "") -> ASGIApp:
-    """The endpoint's own path, GET and POST, with a probability in every hit; those below `least` are left
-    out. With a token, whoever asks must have it: the endpoint's key is lent to nobody else."""
+    """Return an app with the endpoint's own path, GET and POST, which adds a probability to every hit and
+    leaves out those below `least`. With a token, callers need it, since the app uses the endpoint's key
+    for them."""
     with JudgedAnswers(folder, endpoint) as answers:
         endpoint = answers.endpoint
     saved = _SavedCalibration(folder)
@@ -482,7 +488,7 @@ def proxy_app(folder: Path, endpoint: SearchEndpoint, *, least: float = 0.0, tok
 
 
 def _forwarded(url: str, path: str, query: str) -> str:
-    """The address at the endpoint: its own parameters where the request has none of that name."""
+    """Return the address at the endpoint. Its own parameters apply if the request has none of that name."""
     parts = urlsplit(url)
     own = [
         (name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if QUERY not in value
@@ -496,7 +502,7 @@ def _forwarded(url: str, path: str, query: str) -> str:
 def _with_probabilities(
     endpoint: SearchEndpoint, reply: RawReply, saved: _SavedCalibration, least: float
 ) -> Any:
-    """The answer as it came, its hits with a probability."""
+    """Return the content of an answer with a probability in every hit, without hits below `least`."""
     answer = endpoint.read(reply)
     probabilities = saved.probabilities(answer.hits).tolist()
     for row, probability in zip(answer.rows, probabilities, strict=False):

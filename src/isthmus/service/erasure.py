@@ -1,19 +1,19 @@
-"""Erasing documents, or all that is about a subject, from everything a silo has, with a receipt.
+"""Erasure of documents, or of all that is about a subject, from everything a silo has, with a receipt.
 
     receipt = erase(node, ["papers/a.md"])
-    receipt = erase(node, subject="4711")     # a patient: documents, and what people wrote that names it
+    receipt = erase(node, subject="4711")     # a patient: documents, and people's texts that name it
 
-A document that is removed leaves its id behind and its words in an index that is written anew some day. One
+A document that is removed leaves its id behind, and its words in the index until that is rewritten. One
 that is erased leaves neither: store, index, vectors, judgements, requests, the set that was learned from,
-releases, sketches, exports and the ledger are written anew before the receipt is made. What stays are digests
-under keys of the silo: in the store, so that no source brings it back, new documents of a subject included,
-and in the ledger, so that it has the budget it had if it comes back all the same.
+releases, sketches, exports and the ledger are rewritten before the receipt is made. Only digests under
+keys of the silo stay: in the store, so that no source brings the document back, nor new documents of the
+subject, and in the ledger, so that a document that is readmitted has no new budget.
 
-Ids and subject are noted in the node's folder while this lasts: after a kill it is carried on at the next
-start, or by the next call. Done twice, it is done once.
+During an erasure, ids and subject are noted in the node's folder: if the process is killed, it is
+completed at the next start, or by the next call. It is idempotent.
 
-Documents in an engine elsewhere are not Isthmus's to delete: one that is erased is shown no more, and all
-that is known of it here goes.
+Documents in an engine elsewhere cannot be deleted by Isthmus: one that is erased is no longer shown, and
+all that is stored about it here is deleted.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ ELSEWHERE = (
 )
 COUNTED = ("its words in this silo's counts of all documents, until they are counted anew: within minutes",)
 LEAST = 12
-"""Bytes of a piece of text that is looked for: shorter ones stand anywhere."""
+"""Least bytes of a piece of text that is searched for in files: shorter ones occur anywhere."""
 NOTED, EXPORTS, RECEIPTS = "erasing.json", "exports.json", "receipts"
-"""What is being erased, files that were exported, and receipts without ids, in the node's folder."""
+"""Names in the node's folder: the erasure under way, the list of exported files, and receipts without ids."""
 LISTED = 1_000
-"""Documents of which a receipt says what releases covered them."""
+"""Most documents for which a receipt lists the releases that covered them."""
 LARGEST = 1 << 30
-"""Bytes of an exported file that is written anew."""
+"""Most bytes of an exported file that is rewritten."""
 
 _log = logging.getLogger("isthmus.service")
 
 
 @dataclass(frozen=True)
 class _Erasure:
-    """What is to go, why, and since when that is under way."""
+    """What is to be erased, why, and since when the erasure is under way."""
 
     ids: list[str]
     subject: str
@@ -75,8 +75,8 @@ class _Erasure:
 def erase(
     node: Node, ids: Sequence[str] = (), *, subject: str = "", why: str = "withdrawn"
 ) -> wire.ErasureReceipt:
-    """Erase documents by their ids, or all of a subject; returns when nothing of them is left in the node's
-    folder. `why` stands in the ledger."""
+    """Erase documents by their ids, or all of a subject. Returns the receipt when nothing of them is left in
+    the node's folder. `why` is recorded in the ledger."""
     with node.unread():
         _carry_on(node)
         of_subject = node.store.of_subject(subject) if subject else []
@@ -91,7 +91,7 @@ def erase(
 
 
 def carry_on(node: Node) -> None:
-    """Finish what a process that was killed had begun to erase."""
+    """Complete an erasure that a killed process had begun."""
     with node.unread():
         _carry_on(node)
 
@@ -107,7 +107,7 @@ def _carry_on(node: Node) -> None:
 
 
 def _erased(node: Node, erasure: _Erasure, *, again: bool) -> wire.ErasureReceipt:
-    """Do it; nothing here is harmed by being done a second time."""
+    """Carry out an erasure and return its receipt. Every step may be done a second time without harm."""
     ids, subject, folder = erasure.ids, erasure.subject, node.settings.folder
     drafts = node.store.get(ids)
     node.store.block([*ids, *([f"{SUBJECT}{subject}"] if subject else [])], at=erasure.at)
@@ -167,7 +167,8 @@ def _erased(node: Node, erasure: _Erasure, *, again: bool) -> wire.ErasureReceip
 
 
 def _check_known(node: Node, ids: Sequence[str], subject: str, of_subject: Sequence[str]) -> None:
-    """That something is known of documents that are not there; a DataError before anything is done."""
+    """Check that the silo knows the documents that are not there, and the subject. Raises a DataError before
+    anything is erased."""
     known = node.store.mentioned(ids)
     unknown = [id for id in ids if id not in known and not any(node.ledger.charges(id))]
     if unknown:
@@ -189,7 +190,7 @@ def _charge(row: dict[str, object]) -> dict[str, object]:
 
 
 def _keep(node: Node, receipt: wire.ErasureReceipt, at: float) -> None:
-    """Keep a receipt in the node's folder, with digests in the place of ids."""
+    """Store a receipt in the node's folder, with digests in place of ids."""
     folder, digest_of = node.settings.folder / RECEIPTS, node.store.digest_of
     folder.mkdir(mode=0o700, exist_ok=True)
     sealed = receipt.model_copy(
@@ -205,14 +206,14 @@ def _keep(node: Node, receipt: wire.ErasureReceipt, at: float) -> None:
 
 
 def note_export(settings: NodeSettings, path: str | Path) -> None:
-    """Remember a file or a folder that judgements were exported to, to erase there too."""
+    """Record a file or a folder that judgements were exported to, so that an erasure covers it."""
     file = settings.folder / EXPORTS
     known = json.loads(file.read_bytes()) if file.exists() else []
     write_private(file, json.dumps(sorted({*known, str(Path(path).resolve())})).encode())
 
 
 def _exports(settings: NodeSettings) -> Iterator[Path]:
-    """Files that were exported here, and those that training reads."""
+    """Yield the files that were exported here, and those that training reads."""
     file = settings.folder / EXPORTS
     named = [Path(path) for path in json.loads(file.read_bytes())] if file.exists() else []
     if settings.training is not None:
@@ -224,7 +225,8 @@ def _exports(settings: NodeSettings) -> Iterator[Path]:
 
 
 def _without(path: Path, ids: Iterable[str], subject: str) -> bool:
-    """Write a file of lines anew without those that name a document or the subject; whether any did."""
+    """Rewrite a file without the lines that name a document or the subject. Returns whether there
+    were any."""
     if path.suffix not in (".csv", ".txt", ".run", ".jsonl", ".tsv", ".letor"):
         return False
     names = {id for each in ids for id in (each, "_".join(each.split()), json.dumps(each)[1:-1])}
@@ -246,7 +248,8 @@ def _without(path: Path, ids: Iterable[str], subject: str) -> bool:
 
 
 def _trained(settings: NodeSettings, exports: Sequence[str]) -> list[str]:
-    """Models of `[models]` that may have been trained on rows of an export that had them."""
+    """Return the models of `[models]` that may have been trained on rows of an export with erased
+    documents."""
     models = settings.models
     files = [path for path in (models.ranker, models.fuser, models.calibrator) if path is not None]
     return [f"{path}, if it was learned from rows that were exported" for path in files if exports]

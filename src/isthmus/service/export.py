@@ -1,8 +1,8 @@
-"""A silo's judgements as files that the other commands read: what people said becomes the next training.
+"""Export of a silo's judgements to files that the other commands read, for example to train on them.
 
 queries.jsonl    {"_id": "q1", "text": "…"}
 qrels.txt        TREC judgements
-bm25.run, dense.run      what each retriever listed: `isthmus fuse`, `isthmus calibrate`
+bm25.run, dense.run      each retriever's lists: `isthmus fuse`, `isthmus calibrate`
 rows.txt         feature rows with grades, LETOR: `isthmus train`, or a silo's data in training
 """
 
@@ -21,7 +21,7 @@ from isthmus.tables import Letor, Run, write_letor, write_run
 
 
 def export_rows(searcher: Searcher, folder: str | Path) -> dict[str, int]:
-    """Write the files; how many queries, judgements and rows there are."""
+    """Write the files. Returns how many queries, judgements and rows there are."""
     judgements = exported_judgements(searcher.store.judgements(), searcher.silo)
     if not judgements:
         raise DataError("nobody has judged a hit of this silo yet", cure="say right or wrong to some hits")
@@ -36,7 +36,8 @@ def export_rows(searcher: Searcher, folder: str | Path) -> dict[str, int]:
 def _write_rows(
     searcher: Searcher, target: Path, number: Mapping[str, str], grades: Mapping[tuple[str, str], bool]
 ) -> int:
-    """Every judged query's candidates: their features with grades, and each retriever's list."""
+    """Write the candidates of every judged query: their features with grades, and each retriever's list.
+    Returns the number of rows."""
     snapshot, tables = searcher.index.snapshot, []
     lists: dict[str, dict[str, dict[str, float]]] = {name: {} for name in RETRIEVERS}
     for query, name in number.items():
@@ -61,5 +62,5 @@ def _write_rows(
 
 
 def _plain(document: str) -> str:
-    """An id as TREC's columns can hold it."""
+    """Return an id without white space, as TREC's columns need it."""
     return "_".join(document.split())

@@ -1,13 +1,13 @@
-"""What callers have seen of a silo: a price for reading a collection by searching it.
+"""How much of a silo callers have seen, and limits on that: against copying a collection by searching it.
 
     audit = NodeAudit(folder, settings, ledger, documents=lambda: 40_000)
     audit.record_shown(person, "broker", policy, ids, query)      # in the log when it returns, or SeenEnough
 
-Of every caller (a person, or a peer that names none) and of every peer in all, the number of different
-documents is estimated that they were shown or have opened: by HyperLogLog sketches (Flajolet et al. 2007;
-small numbers by linear counting) of 4,096 registers, one a month, kept for a year, and one for today. They
-are of the audit log's keyed digests, so a document that is removed and comes back counts once, and what was
-not saved when a process died is read from the log again.
+For every caller (a person, or a peer that names none) and for every peer as a whole, the number of
+different documents that were shown or opened is estimated by HyperLogLog sketches (Flajolet et al. 2007;
+small numbers by linear counting) of 4,096 registers: one a month, kept for a year, and one for today. They
+count the audit log's keyed digests, so that a document that is removed and comes back counts once, and
+what was not saved when a process died is read from the log again.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from isthmus.service.settings import AuditSettings, Policy
 
 REGISTERS = 1 << 12
 MONTHS = 12
-"""How many count."""
+"""Number of months that count."""
 SPARSE, STEP = 64, 8
-"""A sketch with one register of so many in use tells known documents from new ones, but for one in a hundred;
-and a new document that changes one adds at most about so many registers' share."""
+"""A sketch with at most one register in `SPARSE` in use tells known documents from new ones, except for one
+in a hundred. A new document that changes a register adds to the estimate at most about the share of `STEP`
+registers."""
 CALLERS = 500
-"""Callers in memory; others are read from the file when they come."""
+"""Callers kept in memory; others are read from the file when they come."""
 SAVED_SECONDS = 30.0
-"""Between two times that sketches are saved; what came since is in the log."""
+"""Seconds between two times that sketches are saved; what came since is in the log."""
 FILE = "seen.db"
 _ALPHA = 0.7213 / (1 + 1.079 / REGISTERS)
 _TABLES = """
@@ -57,13 +58,15 @@ _log = logging.getLogger("isthmus.service")
 
 
 class DistinctCount:
-    """How many different digests were added, in 4 kB: within some 1.6 %, and closer below a thousand."""
+    """An estimate of how many different digests were added, in 4 kB: within some 1.6 %, and closer below a
+    thousand."""
 
     def __init__(self, registers: bytes | bytearray = bytes(REGISTERS)) -> None:
         self.registers = bytearray(registers)
 
     def add(self, digests: Iterable[str]) -> bool:
-        """Add digests, 16 hexadecimal digits or more each; whether one of them was new to the sketch."""
+        """Add digests of at least 16 hexadecimal digits. Returns whether one of them was new to
+        the sketch."""
         registers, is_new = self.registers, False
         for digest in digests:
             bits = int(digest[:16], 16)
@@ -74,13 +77,14 @@ class DistinctCount:
 
     @classmethod
     def union(cls, sketches: Iterable[DistinctCount]) -> DistinctCount:
-        """Of what was added to any of them."""
+        """Return the sketch of what was added to any of these."""
         rows = [np.frombuffer(bytes(each.registers), np.uint8) for each in sketches]
         return cls(np.maximum.reduce(rows).tobytes()) if rows else cls()
 
     def would_pass(self, most: float, digests: Iterable[str]) -> bool:
-        """Whether these would be more than `most` with what was added. What is known may come again: of a few
-        documents a sketch tells which, of many it takes most new ones for known, and nothing comes then."""
+        """Whether adding these would raise the estimate above `most`. Known documents may come again as long
+        as the sketch is sparse enough to recognise them; a dense one takes most new documents for known
+        ones, so that close to the limit it lets nothing pass."""
         before, is_sparse = self.estimate, self.registers.count(0) > REGISTERS - REGISTERS // SPARSE
         is_new = (after := DistinctCount(self.registers)).add(digests)
         if is_sparse:
@@ -89,7 +93,7 @@ class DistinctCount:
 
     @property
     def estimate(self) -> float:
-        """How many."""
+        """The estimated number of different digests."""
         total = sum(self.registers.count(rank) / (1 << rank) for rank in range(54))
         estimate, empty = _ALPHA * REGISTERS**2 / total, self.registers.count(0)
         if estimate <= 2.5 * REGISTERS and empty:
@@ -99,7 +103,7 @@ class DistinctCount:
 
 @dataclass
 class _Period:
-    """What a caller saw in a month or on a day, and how many documents it opened."""
+    """The sketch of what a caller saw in a month or on a day, and how many documents it opened then."""
 
     sketch: DistinctCount = field(default_factory=DistinctCount)
     opened: int = 0
@@ -107,7 +111,7 @@ class _Period:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a caller has seen, in different documents: in a year, today; and opened today."""
+    """Numbers of different documents that a caller has seen in a year and today, and has opened today."""
 
     peer: str
     actor: str
@@ -117,7 +121,7 @@ class Seen:
 
 
 class SeenDocuments:
-    """Sketches of what callers have seen, by caller and period, in a file; not for several threads."""
+    """Sketches of what callers have seen, by caller and period, in a file. Not thread-safe."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -131,7 +135,7 @@ class SeenDocuments:
             self._db = self._opened()
         row = self._db.execute("SELECT max(entry) FROM reached").fetchone()
         self.reached: int = row[0] or 0
-        """The last entry of the audit log that is in the file."""
+        """Number of the last entry of the audit log that is in the file."""
 
     def _opened(self) -> sqlite3.Connection:
         db = sqlite3.connect(self._file, timeout=30, isolation_level=None, check_same_thread=False)
@@ -140,7 +144,7 @@ class SeenDocuments:
         return db
 
     def periods(self, caller: str) -> dict[str, _Period]:
-        """What a caller saw, by month and day."""
+        """Return a caller's sketches, by month and day."""
         known = self._callers.get(caller)
         if known is None:
             rows = self._db.execute("SELECT period, sketch, opened FROM seen WHERE caller = ?", (caller,))
@@ -156,7 +160,7 @@ class SeenDocuments:
         return known
 
     def in_year(self, caller: str, at: str) -> DistinctCount:
-        """What a caller saw in the months up to a time."""
+        """Return the sketch of what a caller saw in the year up to a time."""
         return DistinctCount.union(
             period.sketch
             for name, period in self.periods(caller).items()
@@ -164,16 +168,16 @@ class SeenDocuments:
         )
 
     def total(self, caller: str, at: str) -> float:
-        """Different documents that a caller saw in the months up to a time."""
+        """Return how many different documents a caller saw in the year up to a time."""
         return self.in_year(caller, at).estimate
 
     def on_day(self, caller: str, at: str) -> tuple[DistinctCount, int]:
-        """What a caller saw on a day, and how many documents it opened."""
+        """Return the sketch of what a caller saw on a day, and how many documents it opened."""
         period = self.periods(caller).get(at[:10], _Period())
         return DistinctCount(period.sketch.registers), period.opened
 
     def add(self, caller: str, digests: Sequence[str], at: str, *, opened: int = 0) -> None:
-        """A caller saw documents at a time."""
+        """Add documents that a caller saw at a time, `opened` of which it opened."""
         periods, today = self.periods(caller), at[:10]
         if today not in periods:
             for name in [name for name in periods if len(name) == len(today)]:
@@ -187,7 +191,7 @@ class SeenDocuments:
         self._unsaved.add(caller)
 
     def save(self, entry: int, at: str) -> None:
-        """Have the file say what was seen up to an entry of the log, and forget what no longer counts."""
+        """Save what was seen up to an entry of the log, and delete periods that no longer count."""
         rows = [
             (caller, name, zlib.compress(bytes(period.sketch.registers), 1), period.opened)
             for caller in self._unsaved
@@ -207,7 +211,7 @@ class SeenDocuments:
         self.reached = entry
 
     def rows(self, at: str) -> Iterator[Seen]:
-        """Every caller in the file, those that saw most first."""
+        """Yield the numbers of every caller in the file, those that saw most first."""
         names = [name for (name,) in self._db.execute("SELECT DISTINCT caller FROM seen ORDER BY caller")]
         rows = []
         for name in names:
@@ -217,18 +221,19 @@ class SeenDocuments:
         yield from sorted(rows, key=lambda row: (-row.documents, row.peer, row.actor))
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._db.close()
 
 
 def _year_before(at: str) -> str:
-    """The month that no longer counts at a time, "2025-11" in November 2026."""
+    """Return the last month that no longer counts at a time: "2025-11" in November 2026."""
     months = 12 * int(at[:4]) + int(at[5:7]) - 1 - MONTHS
     return f"{months // 12:04d}-{months % 12 + 1:02d}"
 
 
 class NodeAudit(AuditLog):
-    """A silo's audit log, anchored in its ledger, which knows what callers have seen and may still see."""
+    """A silo's audit log, anchored in its ledger. It also counts what callers have seen, and enforces their
+    limits."""
 
     def __init__(
         self,
@@ -265,7 +270,7 @@ class NodeAudit(AuditLog):
         self._catch_up(folder)
 
     def _catch_up(self, folder: Path) -> None:
-        """What was in the log and not yet in the file of sketches when a process ended."""
+        """Add what was in the log and not yet in the file of sketches when the last process ended."""
         number = self.seen.reached
         try:
             for line in audit_lines(folder, after=number):
@@ -283,14 +288,14 @@ class NodeAudit(AuditLog):
     def record_shown(
         self, person: Person | None, peer: str, policy: Policy, ids: Sequence[str], query: str
     ) -> None:
-        """Hits are about to leave: in the log when this returns; SeenEnough where the policy forbids it."""
+        """Record hits before they leave; raises SeenEnough if the policy's limits forbid it."""
         self._admit("shown", person, peer, policy, ids, query)
 
     def record_opened(
         self, person: Person | None, peer: str, policy: Policy, id: str, request: str = ""
     ) -> None:
-        """A whole document is about to leave, as a hit or by a `request` that its owner allowed, whatever the
-        policy's limits are."""
+        """Record a whole document before it leaves: that of a hit, within the policy's limits, or one by a
+        `request` that its owner allowed, regardless of them. Raises SeenEnough."""
         self._admit("opened", person, peer, Policy() if request else policy, [id], "", request=request)
 
     def _admit(
@@ -326,7 +331,7 @@ class NodeAudit(AuditLog):
     def _limit(
         self, policy: Policy, callers: Sequence[str], digests: Sequence[str], at: str, *, is_opened: bool
     ) -> str:
-        """The limit that would be passed if these documents left; empty for none."""
+        """Return the name of the limit that these documents would exceed if they left; empty for none."""
         caller, whole = callers[0], max(1, self._documents())
         if policy.most_seen_a_day is not None or policy.most_opened_a_day is not None:
             today, opened = self.seen.on_day(caller, at)
@@ -342,7 +347,7 @@ class NodeAudit(AuditLog):
         return ""
 
     def _alarm(self, policy: Policy, caller: str, digests: Sequence[str], at: str) -> str:
-        """What to say of a caller who passes the share for an alarm now; empty for nothing."""
+        """Return the text of the alarm if these documents make the caller pass the share for one; else ""."""
         share = policy.alarm_seen if policy.alarm_seen is not None else (policy.most_seen or 0.0) / 2
         if not share:
             return ""
@@ -351,13 +356,13 @@ class NodeAudit(AuditLog):
         return f"has seen {share:.1%} of the silo's documents" if before < level <= after else ""
 
     def share_of(self, peer: str) -> float:
-        """The share of the silo's documents that a peer has seen in a year, by estimate."""
+        """Return the estimated share of the silo's documents that a peer has seen in a year."""
         with self._turn:
             total = self.seen.total(_callers(peer, "")[0], iso_time(self._clock()))
         return min(1.0, total / max(1, self._documents()))
 
     def sync(self, *, closing: bool = False) -> None:
-        """Have the disk have what was written; now and then the sketches as well."""
+        """Flush what was written to disk, and from time to time save the sketches."""
         super().sync(closing=closing)
         if closing or time.monotonic() > self._saved + SAVED_SECONDS:
             with self._turn:
@@ -365,13 +370,13 @@ class NodeAudit(AuditLog):
                 self.seen.save(self._end.head.number, iso_time(self._clock()))
 
     def close(self) -> None:
-        """Have all on disk, and anchored."""
+        """Flush all entries to disk, anchor the last one, and close the sketches."""
         super().close()
         self.seen.close()
 
 
 def _callers(peer: str, actor: str) -> tuple[str, ...]:
-    """Under which names what somebody sees is counted: a person's, and the peer's."""
+    """Return the names under which documents are counted: a person's, if there is one, and the peer's."""
     return (f"{peer}/{actor}", f"{peer}/") if actor else (f"{peer}/",)
 
 
@@ -386,7 +391,7 @@ def _refusal(limit: str, now: float) -> SeenEnough:
 
 
 def seen_by_caller(folder: Path, now: float | None = None) -> list[Seen]:
-    """What every caller has seen of the silo in a node's folder, those that saw most first."""
+    """Return the numbers of every caller of the silo in a node's folder, those that saw most first."""
     if not (folder / FILE).exists():
         return []
     with closing(SeenDocuments(folder / FILE)) as seen:

@@ -1,15 +1,16 @@
-"""A silo's rows of judged queries, towards a peer that may ask whatever it likes.
+"""A silo's rows of judged queries, protected against a peer that may ask arbitrary questions.
 
-What a peer that learns sees of judgements are totals of all silos: how good the lists of judged queries are,
+Of judgements, a peer that learns sees only totals of all silos: how good the lists of judged queries are,
 in an order of queries that only silos know, relevant hits by groups of hits, and sums over the columns of
-relevant rows. What it could make of them is bounded:
+relevant rows. What it can infer from these is bounded:
 
-- coefficients of fits change nothing in what sums tell of judgements, and what a query counts is one over a
-  number of relevant documents, fixed for a session: judgements enter by one sum over columns of right rows;
-- a ranking that shows hits of fewer than `least_queries` judged queries shows none of them, and groups of
-  hits are of so many queries;
-- what silos count is fixed for a session, and three that add something count;
-- questions have the sizes of the session, and come as often as in an honest one.
+- the coefficients of fits do not change what sums tell about judgements, and a query has the weight one
+  over a number of relevant documents, fixed for a session: judgements enter by one sum over columns of
+  relevant rows;
+- a ranking that shows hits of fewer than `least_queries` judged queries is answered with zeros, and groups
+  of hits contain hits of as many queries;
+- the weights of silos are fixed for a session, and at least three silos that add something have one;
+- questions have the sizes of the session, and come no more often than in an honest one.
 
 Bounded is not prevented: groups that differ by one hit differ by its judgement (docs/threat-model.md).
 """
@@ -42,7 +43,7 @@ from isthmus.learning import (
 from isthmus.private import LEAST_MEMBERS
 
 MOST_QUESTIONS = 500
-"""Of one session, where learning has about a hundred."""
+"""Most questions of one session; learning asks about a hundred."""
 TIMES: Mapping[type[LearningQuestion], int] = {
     Start: 1,
     FoldsOf: 1,
@@ -55,13 +56,15 @@ TIMES: Mapping[type[LearningQuestion], int] = {
     HitsByCell: 40,
     OwnHitsByCell: 40,
 }
-"""How often an honest session has a question at most; a ranking for every model and share that is tried."""
+"""How often an honest session asks a question at most; rankings are asked for every model and share that is
+tried."""
 SUBSTANTIAL = 0.1
-"""Of the heaviest silo's weight: what lighter ones add hides nobody."""
+"""Least share of the heaviest silo's weight with which a silo counts: one with less does not hide
+the others."""
 
 
 class GuardedRows(JudgedRows):
-    """Answers a peer about one set of judgements and no part of it."""
+    """Answers a peer's questions about one set of judgements as a whole, and about no part of it."""
 
     def __init__(
         self,
@@ -74,9 +77,10 @@ class GuardedRows(JudgedRows):
         adding: Sequence[bool],
         **parts: Any,
     ) -> None:
-        """`crowd` are the judged queries that hide each other; outcomes are in an order by the federation's
-        `key`, another in every session. `adding` says of all silos, in the order of their names, whether they
-        add something; they are `weighed` in a session whose owners let them be."""
+        """`crowd` are the judged queries that hide each other. Outcomes are in an order derived from the
+        federation's `key`, which differs in every session. `adding` says for all silos, in the order of
+        their names, whether they add something. `weighed` says whether silos have weights in this session,
+        which their owners must allow."""
         super().__init__(*rows, **parts, order=_order(queries, key, session))
         self._adding = np.array(adding, dtype=bool)
         self._silo_weights: FloatArray | None = None
@@ -85,7 +89,8 @@ class GuardedRows(JudgedRows):
         self._counts: dict[type[LearningQuestion], int] = {}
 
     def answer(self, question: LearningQuestion) -> FloatArray:
-        """As any rows, within bounds that an honest asker never meets."""
+        """Answer as any rows do, within bounds that an honest peer never reaches; raises a ProtocolError
+        beyond them."""
         kind = type(question)
         self._left -= 1
         self._counts[kind] = self._counts.get(kind, 0) + 1
@@ -101,8 +106,9 @@ class GuardedRows(JudgedRows):
         return answer
 
     def _check_weights(self, weights: FloatArray) -> None:
-        """A ProtocolError for weights with which fewer than three silos count that add something, or in a
-        session that has none; and for others than the first, whose difference would be one silo's."""
+        """Raise a ProtocolError for weights with which fewer than three silos count that add something, for
+        weights in a session without any, and for others than the session's first, since a difference could
+        be one silo's."""
         if self._silo_weights is None:
             self._silo_weights = weights
         if not np.array_equal(weights, self._silo_weights):
@@ -115,7 +121,9 @@ class GuardedRows(JudgedRows):
             raise ProtocolError("weights with which fewer than three silos count, or in sums without weights")
 
     def _check_by_query(self, by_query: FloatArray) -> None:
-        """What queries count: 1/k of as many relevant documents as there are here or more, once a session."""
+        """Check the weights of queries, which are fixed for a session: 1/k for a k of at least the query's
+        relevant documents here, or in a session with weights of silos of at least 1. Raises a
+        ProtocolError."""
         if len(self._by_query):
             if not np.array_equal(by_query, self._by_query):
                 raise ProtocolError("what queries count is settled for a session")
@@ -137,7 +145,7 @@ class GuardedRows(JudgedRows):
 
 
 def _order(queries: Sequence[str], key: bytes, session: str) -> IntArray:
-    """The order of outcomes: by a keyed hash of session and query, the same in every silo."""
+    """Return the order of outcomes, by a keyed hash of session and query: the same in every silo."""
 
     def digest(at: int) -> bytes:
         text = f"{session}\0{queries[at]}".encode("utf-8", "replace")

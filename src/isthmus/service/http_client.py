@@ -1,7 +1,7 @@
-"""HTTP/1.1 to one node over connections that stay open: what a broker does a few thousand times a minute.
+"""HTTP/1.1 to one node over connections that stay open, as a broker needs it a few thousand times a minute.
 
-A general client spends most of a search's time in the broker on itself. This one knows a single server, sends
-whole requests, takes whole answers up to a size, and gives up a connection whose answer nobody waits for.
+A general client would take most of a search's time in the broker. This one talks to a single server, sends
+whole requests, reads whole answers up to a size, and closes a connection whose answer nobody waits for.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from isthmus.errors import ConfigError, SiloUnavailable
 from isthmus.service.certificates import Credentials, LiveTls
 
 IDLE = 32
-"""Connections kept open while nothing is asked."""
+"""Most idle connections that are kept open."""
 MOST_HEADERS = 64 << 10
-"""Bytes of an answer beside its body: status, headers, trailers, and what frames its chunks. A body has as
-many again as it has bytes, so that chunks may be small, but not one byte each."""
+"""Most bytes of an answer beside its body: status, headers, trailers, and the frames of its chunks. As many
+more are allowed as the body has bytes, so that chunks may be small, but not one byte each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class HttpReply:
 
 
 class BrokenReply(SiloUnavailable):
-    """An answer that is not HTTP, is cut, or is too long."""
+    """An answer that is not HTTP, is truncated, or is too long."""
 
 
 class HttpClient:
@@ -60,7 +60,8 @@ class HttpClient:
 
     @property
     def credentials(self) -> Credentials | None:
-        """What a connection has to be made with now; None without TLS. Idle ones with others are closed."""
+        """The credentials for a new connection; None without TLS. Idle connections with other ones are
+        closed."""
         current = None if self._tls is None else self._tls.current
         if self._idle and self._idle[-1].credentials is not current:
             self.close()
@@ -75,8 +76,8 @@ class HttpClient:
         body: bytes = b"",
         over: Credentials | None = None,
     ) -> HttpReply:
-        """Send a request and wait for its answer, as long as the caller does; `over` a connection with the
-        credentials that it was signed with, else with those of now."""
+        """Send a request and wait for its answer, without a timeout. The connection has the credentials
+        `over`, with which the request was signed, or else the current ones."""
         request = self._request(method, path, headers or {}, body)
         over = over or self.credentials
         idle = self._waiting(over)

@@ -1,11 +1,12 @@
-"""A node's index: an engine kept up with the store while searches go on, and the encoder of its vectors.
+"""A node's index: an engine that is kept up with the store while searches go on, and the encoder of its
+vectors.
 
     manifest.json, generation-…, vectors-…    the engine's
-    encoder          the dense retriever's encoder, where it was fitted here
-    fitted           which encoder's vectors are searched, and how to have it again
+    encoder          the dense retriever's encoder, if it was fitted here
+    fitted           which encoder's vectors are searched, and the settings to load it again
 
-Readers take `snapshot`, which is swapped in one assignment. All of it is built again from the store where it
-is lost or damaged.
+Readers take `snapshot`, which is replaced in one assignment. If the index is lost or damaged, all of it is
+built again from the store.
 """
 
 from __future__ import annotations
@@ -47,22 +48,23 @@ from isthmus.tables import Bundle
 _log = logging.getLogger("isthmus.service")
 
 BATCH, BATCH_CHARACTERS = 20_000, 1 << 25
-"""Changes that are brought in at once, and characters of their texts, at most."""
+"""Most changes that are indexed at once, and most characters of their texts."""
 ENCODED = 4_000
-"""Documents that are encoded at once."""
+"""Number of documents that are encoded at once."""
 DOCUMENTS, AT_ONCE, SECONDS = 128, 16, 3.0
-"""Of a costly encoder: documents that are read at once, passages that are encoded at once, and seconds
+"""For a costly encoder: documents that are read at once, passages that are encoded at once, and seconds
 between two commits."""
 GROWN = 2.0
-"""A fitted encoder is fitted again when there are so many times the documents it was fitted on."""
+"""Factor by which documents must outnumber those that an encoder was fitted on before it is fitted again."""
 FEW = 1_000
-"""Where more versions of documents are dead than this and than live, the index is written anew."""
+"""Number of dead versions of documents above which, if they also outnumber the live documents, the index is
+rewritten."""
 REMAINS = 24 * 3600.0
-"""Seconds after which it is written anew for any: their words leave the disk."""
+"""Seconds after which any dead version causes a rewrite, so that its words leave the disk."""
 
 
 class SegmentManifest(Bundle):
-    """What the release before this one wrote: its segments are built anew, its encoder stays."""
+    """The manifest of the previous release: its segments are built again, its encoder stays."""
 
     noun = "index"
 
@@ -81,7 +83,7 @@ class _Waiting:
 
 
 class Index:
-    """One writer, many readers. `update` does one batch; `catch_up` all there is to do."""
+    """One writer, many readers. `update` indexes one batch of changes, `catch_up` all there are."""
 
     def __init__(
         self,
@@ -93,7 +95,8 @@ class Index:
         engine: Engine | None = None,
         kind: type[Snapshot] = Snapshot,
     ) -> None:
-        """`engine` is the embedded one unless another is named, and `kind` how its candidates are scored."""
+        """`engine` is the embedded one by default. `kind` is the class of snapshots, which scores
+        candidates."""
         self.folder, self.store = folder, store
         self.settings = encoder or settings.EncoderSettings()
         self._writing = threading.Lock()
@@ -116,7 +119,8 @@ class Index:
         )
 
     def _opened_encoder(self) -> QueryEncoder:
-        """The encoder that the settings name, or that was fitted here or by all silos; else none yet."""
+        """Return the encoder that the settings name, or that was fitted here; `NoQueries` if there is none
+        yet."""
         try:
             named = ready_encoder(self.settings)
         except (ConfigError, MissingExtra, ServiceError) as error:
@@ -137,7 +141,8 @@ class Index:
         return fitted
 
     def _former_encoder(self) -> QueryEncoder | None:
-        """The encoder of the vectors that there are, if it is another and can still be had."""
+        """Return the encoder of the existing vectors, if it is another than the wanted one and can still be
+        loaded."""
         if self._is_served():
             return None
         with suppress(OSError, ValueError, KeyError, TypeError, IsthmusError):
@@ -149,11 +154,11 @@ class Index:
         return None
 
     def _is_served(self) -> bool:
-        """Whether the vectors that are searched are of the encoder that is wanted."""
+        """Whether the vectors that are searched were made by the wanted encoder."""
         return self.engine.encoder == (self._encoder.fingerprint if self._encoder.width else "")
 
     def _fitted(self) -> tuple[str, int]:
-        """The name of the encoder in use, and how many documents it was fitted on."""
+        """Return the fingerprint of the encoder in use, and how many documents it was fitted on."""
         try:
             fitted = json.loads((self.folder / "fitted").read_text(encoding="utf-8"))
             return str(fitted["encoder"]), int(fitted["documents"])
@@ -166,19 +171,19 @@ class Index:
             return "", 0
 
     def close(self) -> None:
-        """End what the engine runs; searches that have begun end well."""
+        """Close the engine; searches that have begun can finish."""
         with self._writing:
             self.engine.close()
 
     def languages(self, principals: frozenset[str]) -> frozenset[str]:
-        """That documents are in which these principals may see."""
+        """Return the languages of the documents that these principals may see."""
         if not self.snapshot.languages:
             return self.snapshot.languages
         return beyond_english(self.store.languages(principals))
 
     @property
     def behind(self) -> int:
-        """How many changes of the store are not in the index, at most."""
+        """At most how many changes of the store are not in the index."""
         return max(0, self.store.latest() - self.snapshot.change)
 
     def share(self, statistics: Statistics | None) -> None:
@@ -187,7 +192,8 @@ class Index:
             self.snapshot = replace(self.snapshot, shared=statistics)
 
     def catch_up(self, tell: Callable[[int], None] = lambda done: None) -> int:
-        """Bring in everything the store has; `tell` hears the number of changes after every batch."""
+        """Index all changes of the store. `tell` is called with the number of changes after every batch.
+        Returns their total."""
         total = 0
         while done := self.update():
             total += done
@@ -195,7 +201,8 @@ class Index:
         return total
 
     def update(self) -> int:
-        """Bring in the next batch of changes, fit the encoder if it is time; how many changes there were."""
+        """Index the next batch of changes, and fit the encoder if that is due. Returns the number
+        of changes."""
         with self._writing:
             if self._outgrown():
                 self._refit()
@@ -217,7 +224,7 @@ class Index:
             return len(changes)
 
     def _next(self) -> list[Change]:
-        """The changes that come next, as many as are handled at once."""
+        """Return the next changes, as many as are indexed at once."""
         changes: list[Change] = []
         after, characters = self.snapshot.change, 0
         while len(changes) < BATCH and characters < BATCH_CHARACTERS:
@@ -230,7 +237,7 @@ class Index:
         return changes
 
     def renew(self) -> None:
-        """Show the engine's documents as they are now to searches that begin."""
+        """Make the engine's present documents visible to new searches."""
         with self._writing:
             self._show()
 
@@ -261,7 +268,7 @@ class Index:
         self._recode(LsaQueries(fitted), lambda: save_lsa(fitted, self.folder / "encoder"))
 
     def _recode(self, encoder: QueryEncoder, save: Callable[[], None]) -> None:
-        """Give every document its vector of another encoder, which is saved before anything needs it."""
+        """Give every document its vector of another encoder, which is saved first."""
         save()
         self.engine.recode(encoder.fingerprint, encoder.width, self._all_encoded(encoder))
         self._remember(encoder)
@@ -269,7 +276,8 @@ class Index:
         self._show()
 
     def _remember(self, encoder: QueryEncoder) -> None:
-        """Note the encoder whose vectors are searched, and how to have it again when another is wanted."""
+        """Record the encoder whose vectors are searched, and the settings to load it again after a change of
+        encoder."""
         wanted = {"kind": self.settings.kind, "name": self.settings.name}
         if self.settings.path is not None:
             wanted["path"] = str(self.settings.path)
@@ -283,7 +291,7 @@ class Index:
             yield self._encoded(encoder, some, self._texts(some))
 
     def _texts(self, handles: IntArray) -> list[Change]:
-        """Documents as the store has them now; without text where it has none any more."""
+        """Return documents as the store has them now, without text if they are gone."""
         ids = self.engine.reader.ids(handles)
         drafts = self.store.get(ids)
         return [
@@ -292,20 +300,21 @@ class Index:
         ]
 
     def _encode_missing(self) -> None:
-        """Encode what a killed process had not encoded, or another encoder had."""
+        """Encode documents without a vector of this encoder: a process was killed, or the encoder is another
+        one."""
         while len(handles := self.engine.unencoded(ENCODED)):
             self.engine.encode(*self._encoded(self._encoder, handles, self._texts(handles)))
             self._show()
         self._complete = True
 
     def _encoded(self, encoder: QueryEncoder, handles: IntArray, documents: Sequence[Change]) -> Encoded:
-        """Documents whole, at once: what an encoder that is not costly makes of them."""
+        """Encode whole documents at once, with an encoder that is not costly."""
         vectors = encoder.documents([_joined(each.title, each.body) for each in documents])
         return handles, vectors, [(0, len(each.body)) for each in documents]
 
     @property
     def encoder_name(self) -> str:
-        """What people call the encoder whose vectors are searched; of an endpoint, the model alone."""
+        """Display name of the encoder whose vectors are searched; of an endpoint, the model alone."""
         encoder, wanted = self.snapshot.encoder, self.settings
         if not isinstance(encoder, AnyQueries):
             return "lsa" if isinstance(encoder, LsaQueries) else encoder.fingerprint.partition("-")[0]
@@ -315,13 +324,15 @@ class Index:
 
     @property
     def is_costly(self) -> bool:
-        """Whether vectors come by and by, in `encode`, not while documents are indexed."""
+        """Whether documents are encoded in the background, by `encode`, and not while they are indexed."""
         return isinstance(self._encoder, AnyQueries)
 
     def encode(self, stopped: Callable[[], bool] = lambda: False) -> int:
-        """Encode for a few seconds, and commit: how many passages got their vector, 0 when none was left.
+        """Encode passages for a few seconds and commit. Returns how many got their vector, 0 when none was
+        left.
 
-        First passages of all documents come first, then the others. Indexing and searches go on meanwhile.
+        The first passages of all documents are encoded before the others. Indexing and searches go on
+        meanwhile.
         """
         encoder = self._encoder
         if not isinstance(encoder, AnyQueries):
@@ -340,7 +351,7 @@ class Index:
         return done
 
     def _keep_encoded(self, encoder: AnyQueries, parts: Sequence[Vectors]) -> int:
-        """Commit the vectors of the first passages that wait; how many there were."""
+        """Commit the vectors of the first waiting passages. Returns how many there were."""
         vectors = np.concatenate(parts)
         encoded = self._queue[: len(vectors)]
         with self._writing:
@@ -355,8 +366,8 @@ class Index:
         return len(encoded)
 
     def _waiting(self, encoder: AnyQueries) -> list[_Waiting]:
-        """Passages without a vector of a few documents, short ones first: first passages of those that have
-        none at all, else all of those that are not finished."""
+        """Return passages of a few documents that have no vector, short ones first: the first passages of
+        documents without any vector, or if there are none, all remaining passages of unfinished documents."""
         with self._writing:  # so that none goes before it is looked up
             first = self.engine.unencoded(DOCUMENTS)
             known = {handle: set[Span]() for handle in first.tolist()} or self.engine.unfinished()
@@ -374,18 +385,19 @@ class Index:
 
     @property
     def unencoded(self) -> int:
-        """How many documents have no vector yet that will have one."""
+        """How many documents are still to be encoded."""
         return max(0, len(self.snapshot) - self.engine.encoded) if self._encoder.width else 0
 
     def encode_all(self, tell: Callable[[int], None] = lambda done: None) -> None:
-        """Encode all there is, and do the engine's slow work; `tell` hears of documents that got a vector."""
+        """Encode all documents and do the engine's maintenance. `tell` is called with the number of documents
+        that got a vector."""
         before = self.engine.encoded
         while self.encode() or self.maintain():
             tell(self.engine.encoded - before)
             before = self.engine.encoded
 
     def maintain(self, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Do a piece of the engine's slow work, if there is any: whether there was."""
+        """Do a part of the engine's maintenance, if there is any. Returns whether there was."""
         if self.engine.wasted and time.time() - self.engine.wasted_since > REMAINS:
             self.compact()
             return True
@@ -399,7 +411,8 @@ class Index:
     # keeping in order
 
     def compact(self) -> None:
-        """Let nothing remain of documents that are gone."""
+        """Rewrite the index, and an encoder that was fitted here, so that nothing of removed documents
+        remains."""
         with self._writing:
             if self.engine.wasted:
                 self._rebuild("nothing is to remain of documents that are gone")
@@ -412,7 +425,7 @@ class Index:
         self._show()
 
     def _all_changes(self) -> Iterator[list[Change]]:
-        """All that the store has, up to the change that the index has."""
+        """Yield all documents of the store in batches, up to the last change that is in the index."""
         batch: list[Change] = []
         for each in self.store.living():
             if each.change > self.snapshot.change:
@@ -425,7 +438,7 @@ class Index:
             yield batch
 
     def _forget_segments(self) -> None:
-        """Remove the index of the release before this one: what it had can now be found here."""
+        """Remove the index of the previous release: all its documents can be searched in this one."""
         for path in (self.folder / "manifest", *self.folder.glob("segment-*")):
             path.unlink(missing_ok=True)
 

@@ -1,12 +1,12 @@
-"""A broker lets its silos learn together: it asks, opens totals, and has a model.
+"""Joint learning of a broker's silos: the broker asks questions, opens totals of all silos, and gets a model.
 
-    judged queries   those of silos with enough of them, told to all silos as any search is
+    judged queries   those of silos with enough of them; sent to all silos as any search is
     a session        silos agree on masks, by their cards; the broker only carries their keys
-    questions        of `learning.learn`, each one round trip; sums are opened as totals of all members
+    questions        those of `learning.learn`, one round trip each; sums are opened as totals of all members
 
-Nobody may leave a session: whoever does not answer is left out, and a session begins again without it, while
-three silos are left that have something to add. With fewer, each calibrates the baseline by itself, of which
-nothing leaves, unless the owners of both agree to sums of two.
+A session needs all its members: a silo that does not answer is left out, and a new session begins without
+it, as long as three silos are left that have something to add. With fewer, each calibrates the baseline by
+itself, and nothing of that leaves; unless two are left whose owners both agree to sums of two.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 PATIENCE = 300.0
-"""Seconds that silos have for one answer: rows of many queries take their time."""
+"""Seconds that silos have for one answer, since rows of many queries take time."""
 JSON = "application/json"
 NO_CONSENT = (
     'two silos learn together if both owners write consent = "two" under [learning]; this one has not'
@@ -49,7 +49,7 @@ _KEY = "its key for the masks of a session"
 
 @dataclass
 class JointLearning:
-    """One learning run over some silos. `left_out` says by silo why it took no part."""
+    """One learning run over some silos. `left_out` has the reason for every silo that took no part."""
 
     silos: Sequence[Talks]
     mode: wire.Mode = "masked"
@@ -58,9 +58,10 @@ class JointLearning:
     left_out: dict[str, str] = field(default_factory=dict)
 
     async def learn(self) -> tuple[SearchModel, Record] | None:
-        """The model to use and what was done; None where each silo has calibrated the baseline by itself.
+        """Run to the end. Returns the model and a record of what was done; None if each silo has calibrated
+        the baseline by itself.
 
-        Raises a DataError where there is too little to learn from, SiloUnavailable where silos cannot.
+        Raises a DataError if there is too little to learn from, SiloUnavailable if silos cannot take part.
         """
         self.tell("asking which queries were judged")
         judged = await self._each("GET", "/learning", partial(understood, model=wire.Judged), shows=_JUDGED)
@@ -93,7 +94,7 @@ class JointLearning:
                 self._leave_out(few)
 
     def _leave_out(self, few: TooFew) -> None:
-        """Go on without those who did not answer."""
+        """Go on without the silos that did not answer."""
         reasons = few.answers.reasons()
         if not reasons:
             raise few
@@ -101,7 +102,7 @@ class JointLearning:
         self.tell(f"begins again without {', '.join(reasons)}")
 
     async def _attempt(self, judged: Mapping[str, wire.Judged]) -> tuple[SearchModel, Record]:
-        """One session with these silos, to its end."""
+        """Run one session with these silos."""
         from isthmus.learning import LearningOptions, learn
 
         session = secrets.token_hex(16)
@@ -130,7 +131,7 @@ class JointLearning:
     async def _all(
         self, members: Sequence[Talks], request: wire.LearningSession
     ) -> Mapping[str, wire.LearningKey]:
-        """The same message to all members; TooFew names those who do not take it."""
+        """Send the same message to all members. Raises TooFew, which names those that do not accept it."""
         body = request.model_dump_json().encode()
         nodes = Nodes(members, read=lambda reply: understood(_accepted(reply), wire.LearningKey))
         silos = Silos(tuple(silo.name for silo in members), nodes, PATIENCE)
@@ -148,7 +149,8 @@ class JointLearning:
         shows: str,
         only: Collection[str] = (),
     ) -> Mapping[str, T]:
-        """What silos answer; those that do not are left out."""
+        """Send a request to silos. Returns their answers by silo; those that do not answer are left out of
+        the run."""
         names = tuple(silo.name for silo in self.silos if not only or silo.name in only)
         silos = Silos(names, Nodes(self.silos, read=lambda reply: read(_accepted(reply))), PATIENCE, least=0)
         ask = partial(silos.collect, lambda silo: silo.ask(method, path), shows=shows)
@@ -157,7 +159,7 @@ class JointLearning:
         return answers.by_silo
 
     async def _alone(self, adding: Sequence[str]) -> None:
-        """Have every silo calibrate by itself; a DataError where none could."""
+        """Let every silo calibrate by itself; raises a DataError if none could."""
         self.tell(f"{several(len(adding), 'silo')} with judged queries: each calibrates by itself")
         done = await self._each("POST", "/learning/own", lambda reply: True, shows="that it has", only=adding)
         if not done:
@@ -173,7 +175,7 @@ class JointLearning:
 
 @dataclass(frozen=True)
 class _Answers(MaskedSilos):
-    """Sums come as words, what is collected as numbers."""
+    """Masked silos over HTTP: sums are read as 64-bit words, collected answers as numbers."""
 
     def sum(self, question: Any, read: Callable[[Any, Any], Any] = lambda silo, reply: None) -> Any:
         return super().sum(question, lambda silo, reply: _words(reply))
@@ -191,7 +193,8 @@ def _words(reply: HttpReply) -> Any:
 
 
 def _accepted(reply: HttpReply) -> HttpReply:
-    """A reply that is a success; what a silo refuses is told in its own words, which are short and plain."""
+    """Return a successful reply, else raise. The reason of most refusals is quoted from the silo, shortened
+    to plain text."""
     if reply.status in (200, 204):
         return reply
     try:

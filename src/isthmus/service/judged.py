@@ -1,12 +1,12 @@
-"""The judgements that a silo answers about when it learns with others.
+"""The set of judgements about which a silo answers when it learns with others.
 
-Whoever may ask twice sees a difference, so the set of judgements is fixed and kept in a file: a silo answers
-about the whole of it, and another set takes its place only where at least `least_queries` queries differ, in
-every fold where any do. What a peer brought itself, or a person said, hides nothing from them and does not
-count, unless there is nothing else: queries that too few others judged wait until there are more. Nothing is
-hidden from the operator, who has the store. Queries are dealt into folds by a hash under the federation's
-key: every silo deals alike, and nobody who asks can choose the folds. Four folds halve each of two, and eight
-each of four, so that asking for both tells no more.
+A peer that may ask twice sees a difference, so the set is fixed and kept in a file: a silo answers about
+the whole of it, and another set replaces it only if at least `least_queries` queries differ, in every fold
+in which any do. Judgements that a peer brought itself, or that a person made, hide nothing from that peer
+or person and do not count, unless there are no others: queries that too few others judged wait until there
+are more. Nothing is hidden from the operator, who has the store. Queries are dealt into folds by a hash
+under the federation's key, so that every silo deals alike and no peer can choose the folds. Four folds
+halve each of two, and eight each of four, so that asking for both tells no more.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from isthmus.service.stores import DocumentStore, Judgement, majority, naming
 from isthmus.tables import replacing
 
 FOLDS = (8, 4, 2)
-"""Into how many parts queries may be dealt, the most first."""
+"""Numbers of folds into which queries may be dealt, the largest first."""
 DAY = 86_400.0
 MOST_SESSIONS = 32
-"""About one set of judgements: whoever compares two has what few queries make up."""
+"""Most sessions about one set of judgements: comparing two sessions shows the part of a few queries."""
 FORMATS = (1, 2)
-"""Of the file; the last is written."""
+"""Formats of the file that can be read; the last one is written."""
 
 Voter = tuple[str, str]
-"""A person, behind the peer who brought what they said."""
+"""The peer that brought a judgement, and the person who made it."""
 Grades = Mapping[str, Mapping[str, bool]]
-"""By query and document: whether it was right."""
+"""Whether a document was right, by query and document."""
 
 
 def fold_of(query: str, folds: int, key: bytes) -> int:
-    """The part that a query belongs to, the same in every silo."""
+    """Return the fold of a query, the same in every silo."""
     digest = hashlib.blake2b(
         query.encode("utf-8", "replace"), key=key, digest_size=8, person=b"isthmus folds"
     ).digest()
@@ -52,21 +52,21 @@ def fold_of(query: str, folds: int, key: bytes) -> int:
 
 @dataclass
 class JudgedSet:
-    """The contents of the file of judgements: grades, voters, hits and sessions."""
+    """The contents of the file of judgements: grades, voters, folds and sessions."""
 
     grades: dict[str, dict[str, bool]] = field(default_factory=dict)
     voters: dict[str, list[Voter]] = field(default_factory=dict)
-    """By query: who judged hits of it."""
+    """The voters on hits of a query, by query."""
     folds: int = 0
-    """The most folds of which each differs from those of the set before in enough queries, or in none."""
+    """Largest number of folds such that each differs from the set before in enough queries, or in none."""
     begun: int = 0
-    """Sessions about this set so far."""
+    """Number of sessions about this set so far."""
     sessions: list[tuple[str, float]] = field(default_factory=list)
-    """Who began to ask, and when."""
+    """Peer and time of the sessions of the last day."""
 
     @classmethod
     def of(cls, judgements: Iterable[Judgement]) -> JudgedSet:
-        """The majority's grades of all judged queries."""
+        """Return the set of all judged queries, with the majority's grades."""
         every = list(judgements)
         new = cls()
         for (query, document), right in majority(every).items():
@@ -78,7 +78,7 @@ class JudgedSet:
         return new
 
     def leave(self, queries: Iterable[str], old: JudgedSet) -> None:
-        """Have these queries as another set has them."""
+        """Keep these queries as they are in another set."""
         for query in queries:
             self.grades.pop(query, None)
             self.voters.pop(query, None)
@@ -86,7 +86,8 @@ class JudgedSet:
                 self.grades[query], self.voters[query] = old.grades[query], old.voters[query]
 
     def crowd(self, peer: str) -> frozenset[str]:
-        """Queries with a judgement that came through another peer than this one; all where there are none."""
+        """Return the queries with a judgement that came through another peer than this one; all if there are
+        none."""
         others = {query for query in self.grades if any(name != peer for name, _ in self.voters[query])}
         return frozenset(others or self.grades)
 
@@ -109,7 +110,7 @@ class JudgedQueries:
         self.current = _read(self._path)
 
     def refresh(self) -> JudgedSet:
-        """The set, new where enough queries differ."""
+        """Return the set, after replacing it by a new one if enough queries differ."""
         judgements = self._store.judgements()
         new, old = JudgedSet.of(judgements), self.current
         differing = everything = _differing(new, old)
@@ -126,7 +127,7 @@ class JudgedQueries:
         return new
 
     def forget(self, documents: Iterable[str], subject: str) -> bool:
-        """Take documents, and queries that name a subject, out of the set; whether any was in it."""
+        """Remove documents, and queries that name a subject, from the set. Returns whether any was in it."""
         gone, names = set(documents), naming(subject) if subject else None
         grades: dict[str, dict[str, bool]] = {}
         for query, graded in self.current.grades.items():
@@ -140,7 +141,8 @@ class JudgedQueries:
         return True
 
     def _exposed(self, differing: Mapping[str, set[Voter]]) -> list[str]:
-        """Queries that differ by too few judgements of others to hide these from a person or a peer."""
+        """Return queries that must wait: they differ by too few judgements of others to hide these from a
+        person or a peer."""
         for voter in {voter for who in differing.values() for voter in who if voter[0] != OPERATOR}:
             others = [query for query, who in differing.items() if who != {voter}]
             if 0 < len(others) < self.rules.least_queries:
@@ -148,13 +150,15 @@ class JudgedQueries:
         return next((others for others in _of_others(differing) if not self._full(others)), [])
 
     def _hiding(self, differing: Mapping[str, set[Voter]]) -> int:
-        """The most folds in which a difference hides what others said from each of them; 0 for none."""
+        """Return the largest number of folds with which every fold's difference hides the judgements of
+        others; 0 for none."""
         if len(differing) < self.rules.least_queries:
             return 0
         return min(map(self._full, (list(differing), *_of_others(differing))))
 
     def _full(self, queries: Iterable[str]) -> int:
-        """The most folds of which each has enough of these queries, or none; 0 where even two have not."""
+        """Return the largest number of folds such that each has enough of these queries, or none of them; 0
+        if even two folds are too many."""
         for folds in FOLDS:
             sizes = Counter(fold_of(query, folds, self._key) for query in queries)
             if min(sizes.values()) >= self.rules.least_queries:
@@ -162,19 +166,19 @@ class JudgedQueries:
         return 0
 
     def folds(self, peer: str) -> int:
-        """The most folds that this peer may ask for; 0 where the silo takes no part: with few judged queries,
-        or a set that was asked about `MOST_SESSIONS` times."""
+        """Return the largest number of folds that this peer may ask for. It is 0 if the silo takes no part:
+        with few judged queries, or after `MOST_SESSIONS` sessions about this set."""
         crowd = self.current.crowd(peer)
         if self.current.begun >= MOST_SESSIONS:
             return 0
         return min(self.current.folds, self._full(crowd)) if crowd else 0
 
     def deal(self, queries: Iterable[str], folds: int) -> tuple[int, ...]:
-        """The fold of every query."""
+        """Return the fold of every query."""
         return tuple(fold_of(query, folds, self._key) for query in queries)
 
     def begin(self, peer: str) -> None:
-        """Note that a peer begins to ask; Refused if it did so too often today."""
+        """Record that a peer begins a session; raises Refused if it has begun too many within a day."""
         now = self._clock()
         recent = [(name, at) for name, at in self.current.sessions if now - at < DAY]
         if sum(name == peer for name, _ in recent) >= self.rules.sessions:
@@ -190,7 +194,7 @@ class JudgedQueries:
 
 
 def _differing(new: JudgedSet, old: JudgedSet) -> dict[str, set[Voter]]:
-    """Queries whose grades differ between two sets, with all who judged them in either."""
+    """Return the queries whose grades differ between two sets, with everyone who judged them in either."""
     return {
         query: {*new.voters.get(query, ()), *old.voters.get(query, ())}
         for query in new.grades.keys() | old.grades.keys()
@@ -199,7 +203,8 @@ def _differing(new: JudgedSet, old: JudgedSet) -> dict[str, set[Voter]]:
 
 
 def _of_others(differing: Mapping[str, set[Voter]]) -> list[list[str]]:
-    """For every peer the queries that somebody judged through another, where there are any."""
+    """Return for every peer the queries that somebody judged through another one; peers without any are left
+    out."""
     peers = {name for who in differing.values() for name, _ in who} - {OPERATOR}
     brought = (
         [query for query, who in differing.items() if any(n != peer for n, _ in who)] for peer in peers

@@ -3,8 +3,9 @@
     qrels.txt      q1 0 d7 1                       with queries.tsv (q1 <TAB> text) or queries.jsonl (BEIR)
     judged.csv     query,document,relevant[,silo]  columns in any order; 1 or 0, true or false, or a grade
 
-A query is its text, without white space around it. A document that is judged twice for a query must be judged
-alike. What cannot be read is a DataError with the file and, in CSV, the line.
+A query is identified by its text, without white space around it. A document that is judged twice for a
+query must have the same judgement. Content that cannot be read raises a DataError with the file and, in
+CSV, the line.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ def read_judgements(
     least_grade: int = 1,
     silo: str | None = None,
 ) -> list[wire.NamedJudgement]:
-    """The judgements of a file, a query and document once; `silo` is the one that has all documents.
+    """Read the judgements of a file, each query and document once. `silo` is the silo of documents that name
+    none.
 
-    A grade of at least `least_grade` is relevant. Without `queries`, those of qrels are in queries.jsonl or
-    queries.tsv beside the file.
+    A grade of at least `least_grade` is relevant. Without `queries`, those of qrels are read from
+    queries.jsonl or queries.tsv beside the file.
     """
     file = Path(path)
     is_csv = file.name.removesuffix(".gz").endswith(".csv")
@@ -75,7 +77,7 @@ def read_judgements(
 
 
 _Row = tuple[str, str, str, int, str | None]
-"""Where it stands (a line, or the query's id), query, document, grade and silo."""
+"""Place in the file (a line, or the query's id), query, document, grade and silo."""
 
 
 def _csv_rows(file: Path) -> Iterator[_Row]:
@@ -132,10 +134,10 @@ def _qrels_rows(file: Path, queries: str | os.PathLike[str] | None) -> Iterator[
 
 
 def write_judgements(judgements: Sequence[wire.NamedJudgement], out: str | os.PathLike[str]) -> list[Path]:
-    """Write a .csv file, or a folder with queries.jsonl and qrels.txt; the files written.
+    """Write a .csv file, or a folder with queries.jsonl and qrels.txt. Returns the files written.
 
-    In qrels an id that two silos have stands as silo/id. An id with white space, which qrels cannot hold, is
-    a DataError.
+    In qrels an id that two silos have is written as silo/id. Raises a DataError for an id with white
+    space, which qrels cannot hold.
     """
     target = Path(out)
     if target.suffix == ".csv":
@@ -165,5 +167,5 @@ def write_judgements(judgements: Sequence[wire.NamedJudgement], out: str | os.Pa
 
 
 def numbered(judgements: Sequence[wire.NamedJudgement]) -> dict[str, str]:
-    """The id of every query in files: q1, q2 and so on."""
+    """Return the ids of queries in files, q1, q2 and so on, by query."""
     return {query: f"q{at}" for at, query in enumerate(dict.fromkeys(each.query for each in judgements), 1)}

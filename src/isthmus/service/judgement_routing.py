@@ -1,8 +1,9 @@
-"""Judgements between the broker's callers and the silos that have the documents; the broker keeps nothing.
+"""Routes judgements between the broker's callers and the silos that have the documents. The broker stores
+nothing.
 
-A judgement names its document by id. Where it names no silo, every silo is sent digests of the ids under a
-key drawn for the question, so that a silo learns of the documents that it has and of no others; then each
-judgement goes to the one silo that has its document.
+A judgement names its document by id. If it names no silo, every silo is sent digests of the ids under a
+random key, so that a silo learns only of documents that it has; then each judgement goes to the one silo
+that has its document.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from isthmus.service.query_language import judged_query
 from isthmus.service.security import id_digest
 
 SECONDS = 30.0
-"""How long a silo may take over a batch of judgements."""
+"""Seconds that a silo may take for a batch of judgements."""
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -33,20 +34,20 @@ class Correspondent(Protocol):
     name: str
 
     async def send(self, path: str, message: BaseModel, model: type[M]) -> M:
-        """POST a message; the reply."""
+        """POST a message and return the reply."""
 
     async def read(self, path: str, model: type[M]) -> M:
-        """GET a path; the reply."""
+        """GET a path and return the reply."""
 
 
 class JudgementRouter:
-    """Takes judgements to silos and back; `pseudonym` gives a person's name towards a silo."""
+    """Sends judgements to silos and fetches them; `pseudonym` gives a person's name towards a silo."""
 
     def __init__(self, silos: Mapping[str, Correspondent], pseudonym: Callable[[str, str], str]) -> None:
         self._silos, self._pseudonym = silos, pseudonym
 
     async def place(self, batch: Sequence[wire.NamedJudgement], person: str) -> wire.Imported:
-        """Take every judgement to the silo that has its document, under the person's pseudonym there."""
+        """Send every judgement to the silo that has its document, under the person's pseudonym there."""
         for each in batch:
             if each.silo is not None:
                 self._named(each.silo)
@@ -82,7 +83,7 @@ class JudgementRouter:
         )
 
     def _readings(self, each: wire.NamedJudgement) -> list[tuple[str, str]]:
-        """The silos and ids that a judgement may mean: `north/a.md` is also a.md in the silo north."""
+        """Return the silos and ids that a judgement may mean: `north/a.md` is also a.md in the silo north."""
         if each.silo is not None:
             return [(each.silo, each.document)]
         readings = [(silo, each.document) for silo in self._silos]
@@ -92,8 +93,8 @@ class JudgementRouter:
     async def _present(
         self, batch: Sequence[wire.NamedJudgement]
     ) -> tuple[dict[str, set[str]], dict[str, str]]:
-        """The names in the batch that each silo has; and the silos that did not say. One that a judgement
-        names is not asked."""
+        """Return the names in the batch that each silo has, and why other silos did not answer. A silo that a
+        judgement names is taken to have its document, and is not asked."""
         present: dict[str, set[str]] = {}
         wanted: dict[str, dict[str, None]] = {}
         for each in batch:
@@ -119,7 +120,7 @@ class JudgementRouter:
         return await self._silos[silo].send("/judgements", message, wire.Imported)
 
     async def page(self, silo: str, after: str) -> wire.JudgementPage:
-        """A page of the judgements that one silo has through this broker."""
+        """Return a page of the judgements that one silo received through this broker."""
         path = f"/judgements?after={after}"
         replies, failures = await _all({silo: self._named(silo).read(path, wire.JudgementPage)})
         if failures:
@@ -128,7 +129,7 @@ class JudgementRouter:
         return wire.JudgementPage(judgements=judgements, next=replies[silo].next)
 
     async def own(self, request: wire.ShownHits, person: str) -> wire.OwnJudgements:
-        """What a person judged of hits; no silo learns who asks."""
+        """Return a person's judgements of hits; no silo learns who asks."""
         tokens: dict[str, list[str]] = {}
         for hit in request.hits:
             self._named(hit.silo)
@@ -154,7 +155,7 @@ class JudgementRouter:
 
 
 async def _all(questions: Mapping[str, Awaitable[T]]) -> tuple[dict[str, T], dict[str, str]]:
-    """What silos answer within `SECONDS`, and why others did not, by silo."""
+    """Return, by silo, the answers within `SECONDS`, and the reasons of silos that did not answer."""
 
     async def one(question: Awaitable[T]) -> T | str:
         try:

@@ -1,7 +1,9 @@
-"""Judgements by document id in one silo: those that a peer brings many at a time, and those it has back.
+"""Judgements by document id in one silo: import of many from a peer, and export to the peer they came
+through.
 
-A peer names documents as it sees them in hits: by their ids, or by pseudonyms where its policy has no
-snippets. It has back what came through it alone; the silo's operator, who has the store, may have all.
+A peer names documents as it sees them in hits: by their ids, or by pseudonyms if its policy has no
+snippets. It receives only judgements that came through it; the silo's operator, who has the store, may
+have all.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from isthmus.service.security import HitTokens, id_digest
 from isthmus.service.stores import DocumentStore, Judgement, majority
 
 PAGE_BYTES = 1 << 20
-"""Of the texts on one page of judgements."""
+"""Size of the texts on one page of judgements from which the page ends."""
 
 Naming = Callable[[str], str]
-"""How a peer sees a document's id."""
+"""Returns a document's id as a peer sees it."""
 
 
 def import_judgements(
@@ -29,7 +31,7 @@ def import_judgements(
     peer: str,
     person: str,
 ) -> wire.Imported:
-    """Store judgements of the documents in `ids`, which has the id of each name; idempotent."""
+    """Store judgements of the documents in `ids`, which gives the id of each name. Idempotent."""
     now = time.time()
     known = [each for each in judgements if each.document in ids]
     done = store.merge_judgements(
@@ -44,7 +46,7 @@ def import_judgements(
 
 
 def exported_judgements(judgements: Iterable[Judgement], silo: str) -> list[wire.NamedJudgement]:
-    """The majority's judgement of every query and document, by query and id."""
+    """Return the majority's judgement of every query and document, by query and id."""
     return [
         wire.NamedJudgement(query=query, document=document, relevant=relevant, silo=silo)
         for (query, document), relevant in sorted(majority(judgements).items())
@@ -52,7 +54,7 @@ def exported_judgements(judgements: Iterable[Judgement], silo: str) -> list[wire
 
 
 class SiloJudgements:
-    """A silo's judgements as peers bring and have them; `ids` gives the ids of all documents it has."""
+    """A silo's judgements, as peers send and receive them; `ids` returns the ids of all its documents."""
 
     def __init__(
         self, silo: str, store: DocumentStore, tokens: HitTokens, ids: Callable[[], Iterable[str]]
@@ -66,7 +68,8 @@ class SiloJudgements:
     def present(
         self, question: wire.DocumentDigests, name: Naming, principals: frozenset[str] | None = None
     ) -> wire.PresentDocuments:
-        """Which of the digests are of this silo's documents, of those that these principals may see."""
+        """Return which of the digests are of this silo's documents, among those that these principals may
+        see."""
         own = {id_digest(name(id), bytes.fromhex(question.key)) for id in self._seen(principals)}
         return wire.PresentDocuments(
             present=[at for at, digest in enumerate(question.digests) if digest in own]
@@ -79,7 +82,7 @@ class SiloJudgements:
         name: Naming,
         principals: frozenset[str] | None = None,
     ) -> wire.Imported:
-        """Store what a peer brings of documents there are, and that these principals may see."""
+        """Store a peer's judgements of documents that exist and that these principals may see."""
         named = {each.document for each in batch.judgements if each.silo in (None, self._silo)}
         if name is str:
             ids = {id: id for id in self._store.present(named, principals)}
@@ -90,8 +93,9 @@ class SiloJudgements:
     def page(
         self, peer: str, after: str, name: Naming, principals: frozenset[str] | None = None
     ) -> wire.JudgementPage:
-        """Judgements that came through a peer, in the order of their digests, those after `after`; none of
-        documents that these principals may not see."""
+        """Return a page of the judgements that came through a peer, in the order of their digests and
+        beginning after the digest `after`. Those of documents that these principals may not see are left
+        out."""
         own = [each for each in self._store.judgements() if each.peer == peer]
         judged = {each.document for each in own}
         hidden = self._store.present(judged) - self._store.present(judged, principals)
@@ -109,7 +113,8 @@ class SiloJudgements:
         return wire.JudgementPage(judgements=selected)
 
     def verdicts(self, question: wire.ShownTokens, peer: str) -> wire.Verdicts:
-        """What people judged of these hits through this peer; nothing where a token does not open."""
+        """Return people's judgements of these hits through this peer; nothing for a token that is
+        not valid."""
         opened = [self._tokens.open(token, query=question.query, peer=peer) for token in question.tokens]
         people: dict[str, dict[str, bool]] = {}
         documents = [document for document in dict.fromkeys(opened) if document is not None]
@@ -122,7 +127,8 @@ class SiloJudgements:
 
 
 def _ordered(judgements: Iterable[wire.NamedJudgement]) -> list[tuple[str, wire.NamedJudgement]]:
-    """Judgements under digests that say nothing of them, so that a page's end may stand in an address."""
+    """Sort judgements by digests, which do not contain their texts, so that a page's end may stand in an
+    address."""
     named = (
         (hashlib.sha256(f"{each.query}\0{each.document}".encode("utf-8", "surrogatepass")).hexdigest(), each)
         for each in judgements

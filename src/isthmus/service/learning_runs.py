@@ -1,10 +1,10 @@
-"""Learning runs of a broker: one at a time, by a person, by the schedule or by the command line.
+"""Learning runs of a broker: one at a time, started by a person, by the schedule or by the command line.
 
     runs = LearningRuns(broker)
     await runs.once("masked", by="ada")      to its end: a version on disk, in use, handed to the silos
-    runs.begin("masked", by="ada")           behind the server; `view` says how far it is
+    runs.begin("masked", by="ada")           in the background; `view` says how far it is
 
-Whatever comes of a run is kept as a version with its record; a run that failed says why.
+The result of every run is stored as a version with its record, or with the reason why the run failed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from isthmus.learning import Record
 
 SCHEDULE = "schedule"
-"""Who has a run run that nobody asked for."""
+"""Recorded as the starter of scheduled runs."""
 LOOK_EVERY = 60.0
-"""Seconds between two looks at whether a run is due."""
+"""Seconds between two checks whether a run is due."""
 ALONE = (
     "fewer than three silos with enough judged queries took part: each calibrated the baseline by its own "
     'judgements, which stay there (together: three silos, or consent = "two" under [learning] of both)'
@@ -58,7 +58,7 @@ class LearningRuns:
             self._schedule = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
-        """End all that runs."""
+        """Cancel the schedule and the run."""
         for task in (self._schedule, self._task):
             if task is not None:
                 task.cancel()
@@ -67,11 +67,11 @@ class LearningRuns:
 
     @property
     def is_running(self) -> bool:
-        """Whether this process lets the silos learn now."""
+        """Whether a run is under way in this process."""
         return self._task is not None and not self._task.done()
 
     def begin(self, mode: wire.Mode, *, by: str) -> None:
-        """Begin a run behind the server; a 409 while one is under way."""
+        """Begin a run in the background; raises a 409 while one is under way."""
         if self.is_running:
             raise HttpProblem(409, "the silos are learning already: wait until that has ended")
         self._task = asyncio.create_task(self._logged(mode, by))
@@ -88,9 +88,9 @@ class LearningRuns:
     async def once(
         self, mode: wire.Mode, *, by: str, tell: Callable[[str], None] = lambda stage: None
     ) -> wire.LearnedVersion:
-        """Learn, keep the version, use it and hand it to the silos; the version.
+        """Learn, store the version, use it and hand it to the silos. Returns the version.
 
-        Refused while another process has a run; what a run fails with is kept, and raised.
+        Raises Refused while another process has a run. A failure is stored, and raised.
         """
 
         def report(stage: str) -> None:
@@ -147,14 +147,15 @@ class LearningRuns:
         return version
 
     def _keep_failure(self, version: wire.LearnedVersion) -> None:
-        """A failed run takes the place of the one before it that failed in the same way."""
+        """Store a failed run. It replaces the run before it if that failed in the same way."""
         before = next(iter(self.versions.history()), None)
         self.versions.add(version, None)
         if before is not None and not before.usable and before.problem == version.problem:
             self.versions.remove(before.version)
 
     async def rollback(self, version: str) -> wire.LearningView:
-        """Search with another version, or with the one before the current one; a 404 where there is none."""
+        """Search with another version, or for "" with the one before the current one. Raises a 404 if there
+        is none, a 409 during a run."""
         if self.is_running:
             raise HttpProblem(409, "the silos are learning: wait until that has ended")
         try:
@@ -164,7 +165,7 @@ class LearningRuns:
         return self.view()
 
     async def use(self, version: str) -> str:
-        """As `rollback`; the version that is used now."""
+        """Do as `rollback`, and return the version that is used now."""
         if not version and self.versions.current in ("", NONE):
             raise DataError("no learned version is in use", cure="isthmus learn --list says which there are")
         wanted = version or self.versions.before()
@@ -174,7 +175,7 @@ class LearningRuns:
         return wanted
 
     def view(self) -> wire.LearningView:
-        """How learning goes, and all versions."""
+        """Return the state of learning, and all versions."""
         history, schedule = self.versions.history(), self.broker.settings.learning
         latest = history[0] if history else None
         due = self._due()
@@ -194,7 +195,7 @@ class LearningRuns:
         )
 
     def _due(self) -> float | None:
-        """When the schedule has the next run; None without one."""
+        """Return when the schedule's next run is due; None without a schedule."""
         seconds = self.broker.settings.learning.seconds
         if not seconds:
             return None

@@ -1,10 +1,11 @@
-"""What stands before every app of the service: who, how much, how deep, how often, how long.
+"""The layer before every app of the service: who calls, and limits on size, nesting, rate and time of
+requests.
 
     app = Protect(app, gate=gate, limits=Limits(), surface=Surface(open=("/v1/health",)))
 
-One ASGI layer reads the whole body within its limits, asks the gate who is calling, counts, and gives the
-caller to the app as `scope["isthmus.caller"]`. Whatever fails, here or in the app, is told as problem details
-(RFC 9457) and never echoes what was sent. Every answer carries the security headers.
+One ASGI layer reads the whole body within its limits, asks the gate who is calling, limits rates, and
+gives the caller to the app as `scope["isthmus.caller"]`. Every failure, here or in the app, is answered
+with problem details (RFC 9457), which never echo what was sent. Every answer carries the security headers.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ from isthmus.service.settings import LOOPBACK, RequestLimits
 from isthmus.service.wire import KEY_EXPIRES, PROBLEM_TYPE, SEEN, moment
 
 CALLER, NOTE = "isthmus.caller", "isthmus.note"
-"""Where in a scope the caller is, and a dict whose entries go into the access log."""
+"""Keys in a scope of the caller, and of a dict whose entries go into the access log."""
 WRONG_KEY = "isthmus.wrong_key"
-"""Where in a scope a function is that counts a wrong key, and raises once there were too many."""
+"""Key in a scope of a function that counts a wrong key, and raises once there were too many."""
 GONE = "isthmus.gone"
-"""Where in a scope a `Gone` is that is set when the caller no longer waits."""
+"""Key in a scope of a `Gone` that is set when the caller no longer waits."""
 DIGEST = "isthmus.digest"
-"""Where in a scope the SHA-256 of the body is, of a request that says who asks."""
+"""Key in a scope of the body's SHA-256, if the request states who asks."""
 MESSAGE = "isthmus-message"
 """The header that makes a message between broker and node unique: `seconds since 1970` `nonce`."""
 POLICY = (
@@ -69,13 +70,13 @@ HEADERS: tuple[tuple[bytes, bytes], ...] = (
 )
 BODY_SECONDS, REQUEST_SECONDS = 10.0, 90.0
 ABANDONED = 499
-"""The status in the log of a request that nobody waited for; nginx has it so."""
+"""The status in the log of a request whose caller no longer waited, as nginx has it."""
 STRANGERS_BODY = 16 << 10
-"""Bytes of a body from somebody without a key: one, to sign in."""
+"""Most bytes of a body from a caller without a key, who sends one only to sign in."""
 OPEN_COST = 0.2
-"""What a request for a path without a key takes from a bucket: a page comes as a dozen files."""
+"""Tokens that a request for a path without a key takes from a bucket: a page comes as a dozen files."""
 ADDRESSES = 10_000
-"""Callers whose buckets are remembered."""
+"""Most callers whose buckets are kept."""
 
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # possessive: linear, whatever is sent
 _BRACKETS = re.compile(rb"[\[\]{}]")
@@ -101,13 +102,13 @@ class HttpProblem(ServiceError):
 
 
 class SeenEnough(HttpProblem):
-    """A caller who has seen as much of a silo as its policy lets them."""
+    """The caller has seen as much of a silo as its policy allows."""
 
     kind = SEEN
 
 
 def problem_of(error: Exception) -> HttpProblem:
-    """The problem that an exception is for the other side; what was sent is never echoed."""
+    """Convert an exception into the problem that is sent; it never echoes what the other side sent."""
     if isinstance(error, HttpProblem):
         return error
     if isinstance(error, HTTPException):
@@ -139,7 +140,7 @@ class Buckets:
         self._filled: dict[str, tuple[float, float]] = {}
 
     def wait(self, caller: str, cost: float = 1.0) -> float:
-        """Take from the caller's bucket; the seconds to wait if it is empty, else 0."""
+        """Take from the caller's bucket. Returns 0, or if too little is left the seconds to wait."""
         now = self._clock()
         tokens, then = self._filled.pop(caller, (self.burst, now))
         tokens = min(self.burst, tokens + (now - then) * self.per_second)
@@ -151,7 +152,7 @@ class Buckets:
 
 
 class Gone:
-    """Whether a caller has gone, for other threads to look at."""
+    """Whether a caller has gone, for other threads to read."""
 
     __slots__ = ("is_set",)
 
@@ -160,9 +161,9 @@ class Gone:
 
 
 class PendingWaits:
-    """What is awaited of callers, such as bodies. When it is too much, the longest wait is given up.
+    """Waits for callers, such as for bodies. If there are too many, the longest wait is ended.
 
-    `most` waits at once, `each` of them of one caller.
+    There may be `most` waits at once, `each` of them for one caller.
     """
 
     def __init__(self, most: int, each: int) -> None:
@@ -202,18 +203,19 @@ def too_deep(body: bytes, limit: int) -> bool:
 
 
 def names_of(host: str, hosts: Iterable[str] = ()) -> frozenset[str]:
-    """The names in a Host header of a server on this machine: loopback's, its own, and further ones."""
+    """Return the names accepted in the Host header of a server on this machine: loopback's, its own, and
+    further ones."""
     return frozenset({*LOOPBACK, "[::1]", host.lower(), *(name.lower() for name in hosts)})
 
 
 def message_header(nonce: str | None = None) -> dict[str, str]:
-    """The header that lets a node tell this message from a replay of it."""
+    """Return the header that lets a node tell this message from a replay of it."""
     return {MESSAGE: f"{time.time():.3f} {nonce or secrets.token_hex(12)}"}
 
 
 @dataclass
 class _Exchange:
-    """One request on its way through, and what is known of it so far."""
+    """One request on its way through the layer, and its state so far."""
 
     scope: Scope
     send: Send
@@ -226,7 +228,7 @@ class _Exchange:
     note: MutableMapping[str, Any] = field(default_factory=dict)
 
     async def answer(self, message: Message) -> None:
-        """Pass an answer on, with the headers that every answer has."""
+        """Send an answer, with the headers that every answer has."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             present = {name for name, _ in message.get("headers", ())}
@@ -246,10 +248,9 @@ class _Exchange:
 class Surface:
     """How the paths of an app may be reached.
 
-    `open` paths need no key; on `large` ones a known peer may send
-    bodies of the operator's size; `abandoned` ones are cancelled when the caller goes away; `hosts` are the
-    names under which the app may be called, which stops a page elsewhere that rebinds its own name to our
-    address.
+    `open` paths need no key; on `large` ones a known peer may send bodies of the operator's size;
+    `abandoned` ones are cancelled when the caller goes away; `hosts` are the names under which the app may
+    be called. These stop DNS rebinding, by which a page elsewhere points its own name to our address.
     """
 
     open: tuple[str, ...] = ()
@@ -261,8 +262,9 @@ class Surface:
 class Protect:
     """The layer around an app.
 
-    With `once`, what a peer writes must carry a fresh `isthmus-message`; `observe(path, status, seconds)`
-    counts, and `refused(caller, path, status)` hears of who was not let in or not allowed.
+    With `once`, what a peer writes must carry a fresh `isthmus-message`. `observe(path, status, seconds)`
+    is called for every request, and `refused(caller, path, status)` for those that are answered with 401
+    or 403.
     """
 
     def __init__(
@@ -349,7 +351,8 @@ class Protect:
 
     @contextmanager
     def _slot(self, caller: Caller[Any], name: str) -> Iterator[None]:
-        """Room for one more request; one person's key has half of it, a peer that speaks for many has all."""
+        """Take one of the places for concurrent requests. One person's key may have half of them; a peer,
+        which asks for many people, all."""
         person = caller.policy is None and caller is not self.gate.strangers
         if person and self._running[name] >= self._share:
             raise HttpProblem(429, "too many requests at once", Retry_After="1")
@@ -366,7 +369,7 @@ class Protect:
                 del self._running[name]
 
     async def _run(self, exchange: _Exchange, body: bytes, receive: Receive) -> None:
-        """The app, as long as it may take and the caller waits."""
+        """Run the app, as long as it may take and the caller waits."""
         scope = exchange.scope
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
@@ -387,7 +390,7 @@ class Protect:
             raise HttpProblem(421, "the Host header is not a name of this server")
 
     def _check_site(self, scope: Scope) -> None:
-        """What a browser asks for another page: a link to an open path, and nothing else."""
+        """Refuse what a browser requests from another site's page, except a link to an open path."""
         link = scope["method"] in ("GET", "HEAD") and scope["path"] in self.surface.open
         if not link and header_in(scope, "sec-fetch-site") in ("cross-site", "same-site"):
             raise HttpProblem(403, "requests from other sites are not allowed")
@@ -488,7 +491,7 @@ async def _while_awaited(work: Awaitable[None], receive: Receive, exchange: _Exc
 
 
 async def _unless_lost(work: Awaitable[None], connection: Any, exchange: _Exchange) -> None:
-    """Of a server that says so when a connection is gone."""
+    """As `_while_awaited`, on a server that reports when a connection is lost."""
     task, is_lost = asyncio.current_task(), False
     assert task is not None
 
@@ -511,7 +514,7 @@ async def _unless_lost(work: Awaitable[None], connection: Any, exchange: _Exchan
 
 
 async def _while_connected(work: Awaitable[None], receive: Receive, exchange: _Exchange) -> None:
-    """Of any other server."""
+    """As `_while_awaited`, on any other server."""
     running = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(receive())  # after the body, all that can come is the end
     try:
@@ -528,7 +531,7 @@ async def _while_connected(work: Awaitable[None], receive: Receive, exchange: _E
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body that was read already, and then what comes."""
+    """Return a `receive` that gives the body that was already read, and then further messages."""
     replayed = False
 
     async def inner() -> Message:
@@ -556,7 +559,7 @@ def _check_fresh(once: Once, caller: str, scope: Scope) -> None:
 
 
 def header_in(scope: Scope, name: str) -> str:
-    """The first header of this name; "" for none."""
+    """Return the first header of this name; "" for none."""
     wanted = name.encode()
     for key, value in scope["headers"]:
         if key == wanted:
@@ -565,14 +568,14 @@ def header_in(scope: Scope, name: str) -> str:
 
 
 def check_origin(scope: Scope) -> None:
-    """Refuse what another site's page sends, where its browser says no more than `Origin`."""
+    """Refuse a request from another site's page, for browsers that send only `Origin`."""
     origin = header_in(scope, "origin")
     if origin and origin.partition("://")[2] != header_in(scope, "host"):
         raise HttpProblem(403, "requests from other sites are not allowed")
 
 
 def _logged_path(scope: Scope) -> str:
-    """The path, without the id of a document."""
+    """Return the path, without the id of a document."""
     pattern: str = getattr(scope.get("route"), "path", "")
     return pattern if "{id:path}" in pattern else scope["path"]
 

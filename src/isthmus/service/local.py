@@ -1,10 +1,10 @@
-"""A whole federation on this machine: nodes and broker of a folder, as processes that begin and end together.
+"""A whole federation on this machine: nodes and broker of a folder, as processes that start and end together.
 
     with run_federation(Path("my-federation")) as federation:      # a folder that `isthmus new` wrote
         print(federation.link)
 
-Every process holds the read end of a pipe of ours as its stdin and ends when that closes, so none outlives
-us, however we end. Their logs are beside their configuration.
+Every process has a pipe from this one as its stdin and ends when that closes, so that none outlives this
+process, however it ends. Their logs are beside their configuration.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from isthmus.service.scaffold import ADMIN_KEY, BROKER
 from isthmus.service.settings import BrokerSettings, read_broker
 
 PATIENCE = 120.0
-"""Seconds that all processes together have to start, and each to end."""
+"""Seconds that all processes together have to start, and to end."""
 TICK = 0.1
 PORTS = range(8100, 60_000, 10)
-"""Where a federation's ports are looked for."""
+"""First ports that are tried for a federation."""
 
 Processes = dict[str, "subprocess.Popen[bytes]"]
 
@@ -47,7 +47,7 @@ class Federation:
 
     @property
     def url(self) -> str:
-        """Where the broker serves its page and its API."""
+        """The URL of the broker's page and API."""
         return f"http{'s' if self.settings.https else ''}://{self.settings.host}:{self.settings.port}"
 
     @property
@@ -61,7 +61,7 @@ class Federation:
         return f"{self.url}/#/search?key={self.key.read_text(encoding='utf-8').strip()}"
 
     def client(self) -> Client:
-        """The broker, asked as the administrator."""
+        """Return a client of the broker with the administrator's key."""
         tls = self.settings.tls if self.settings.https else None
         return Client(self.url, key=self.key, authority=None if tls is None else tls.authority)
 
@@ -75,7 +75,8 @@ class Federation:
 
 @contextmanager
 def run_federation(folder: Path, *, patience: float = PATIENCE) -> Iterator[Federation]:
-    """Start the folder's silos and its broker; when this is entered, every silo can be searched."""
+    """Run the folder's silos and its broker inside this block. When it is entered, every silo can be
+    searched."""
     settings = read_broker(folder / "broker.toml")
     processes: Processes = {}
     federation = Federation(folder, settings, processes)
@@ -93,7 +94,8 @@ def run_federation(folder: Path, *, patience: float = PATIENCE) -> Iterator[Fede
 
 
 def free_ports(count: int, first: int | None = None) -> int:
-    """A port that is free together with those after it: the first if one is named, else any."""
+    """Return a port that is free together with the next ones, `count` in all: `first` if it is given, else
+    any."""
     for base in PORTS if first is None else (first,):
         if base + count <= 65_536 and not any(map(listen_problem, range(base, base + count))):
             return base
@@ -102,7 +104,7 @@ def free_ports(count: int, first: int | None = None) -> int:
 
 
 def log_of(folder: Path, name: str) -> Path:
-    """Where a process of the federation writes its log."""
+    """Return the path of the log of a process of the federation."""
     return folder / f"{name}.log"
 
 
@@ -132,7 +134,7 @@ def _listening(url: str) -> bool:
 
 
 def _searchable(federation: Federation) -> bool:
-    """Whether every silo is ready, and scores with the sum of all where sums are shared."""
+    """Whether every silo is ready and, if sums are shared, scores with the sum of all silos."""
     try:
         with federation.client() as broker:
             view = broker.silos()
@@ -150,7 +152,8 @@ def _searchable(federation: Federation) -> bool:
 
 
 def _end(processes: Processes) -> None:
-    """The broker first, so that it asks nobody who is gone; whoever does not end in time is ended."""
+    """End the broker first, so that it asks no silo that is gone. Processes that do not end in time are
+    killed."""
     for name in sorted(processes, key=lambda name: name != BROKER):
         process = processes[name]
         if process.stdin is not None:

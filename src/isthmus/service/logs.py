@@ -1,7 +1,7 @@
-"""The log of a process that serves, and how it ends with whoever started it.
+"""The log of a process that serves, and how the process ends together with the one that started it.
 
-The log is one JSON object a line on stderr, whoever writes it: libraries, warnings and what nobody caught
-too. On a terminal it is for people. Queries are not in it unless the operator asks for them.
+The log is one JSON object a line on stderr, also for libraries, warnings and uncaught exceptions. On a
+terminal it is plain text for people. Queries are not in it unless the operator asks for them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from isthmus.errors import IsthmusError, plain
 
 ACCESS = "isthmus.access"
 RUNNERS = ("asyncio", "uvicorn.error")
-"""Loggers of what runs our code, and logs what it raises."""
+"""Loggers of libraries that run our code, and log the exceptions it raises."""
 ABOUT = "about"
-"""The attribute of a record whose entries are fields of its line: `extra={ABOUT: {"silo": "north"}}`."""
+"""Attribute of a record whose entries become fields of its line: `extra={ABOUT: {"silo": "north"}}`."""
 
 _log = logging.getLogger("isthmus.service")
 
@@ -43,7 +43,7 @@ def _iso_second(seconds: int) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Where in the code an exception was raised: what may be logged of it."""
+    """Return where in the code an exception was raised. This may be logged, unlike its message."""
     trace, places = error.__traceback__, []
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -53,11 +53,11 @@ def place_of(error: BaseException) -> str:
 
 
 class _Lines(logging.Formatter):
-    """What is logged of a record. Of failures that those found who run our code, it is kind and place alone,
-    as of those that we find: their words may quote a query."""
+    """The text of a record. Exceptions that reach `RUNNERS` are logged by kind and place alone, as those that
+    we catch ourselves: their messages may quote a query."""
 
     def words(self, record: logging.LogRecord) -> tuple[str, str]:
-        """The message and the trace."""
+        """Return the message and the trace."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and record.name in RUNNERS:
             return f"a failure that nobody caught: {type(error).__name__} at {place_of(error)}", ""
@@ -84,7 +84,7 @@ class JsonLines(_Lines):
 
 
 class PlainLines(_Lines):
-    """A record for somebody at a terminal."""
+    """A record as plain text for a person at a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         text, trace = self.words(record)
@@ -132,7 +132,7 @@ def _log_uncaught(kind: type[BaseException], error: BaseException, trace: Traceb
 
 
 def status_of(serve: Callable[[], None]) -> int:
-    """Serve to the end; the exit status: 1 where it cannot, and the log says why."""
+    """Run a server to its end. Returns the exit status: 1 if it fails, and then the log says why."""
     try:
         serve()
     except IsthmusError as error:
@@ -142,7 +142,7 @@ def status_of(serve: Callable[[], None]) -> int:
 
 
 def end_with_stdin() -> None:
-    """End when stdin does, which whoever started this process holds the other end of."""
+    """End this process when its stdin closes: the parent process holds the other end of that pipe."""
 
     def watch() -> None:
         with suppress(OSError):

@@ -34,12 +34,12 @@ PATH = "/mcp"
 
 @dataclass(frozen=True)
 class ClientCalls:
-    """Through a broker's API, with the person's key."""
+    """The functions of a broker's API, with the person's key."""
 
     client: AsyncClient
 
     async def scopes(self) -> Collection[str]:
-        """As the broker says."""
+        """Return the scopes of the key; for admin, those of all tools."""
         own = await self.client.me()
         return {tool.scope for tool in TOOLS.values()} if "admin" in own.scopes else own.scopes
 
@@ -63,7 +63,7 @@ class ClientCalls:
 
 
 def _server(calls_of: Callable[[Request | None], Calls]) -> Any:
-    """An MCP server of the tools, each for those who have its scope."""
+    """Return an MCP server of the tools, each for callers with its scope."""
     check_extra("mcp", "a server for assistants", "mcp")
     from mcp import MCPError, types
     from mcp.server.lowlevel import Server
@@ -118,7 +118,8 @@ def _server(calls_of: Callable[[Request | None], Calls]) -> Any:
 
 
 def serve_stdio(client: AsyncClient, *, started: Callable[[list[str]], None] = lambda tools: None) -> None:
-    """Serve an assistant on stdin and stdout until it ends; first, what the key may do is looked up."""
+    """Serve an assistant on stdin and stdout until it ends. `started` is called first, with the tools that
+    the key allows; raises Refused if there are none."""
     calls = ClientCalls(client)
     server = _server(lambda request: calls)
     from mcp.server.stdio import stdio_server
@@ -137,8 +138,8 @@ def serve_stdio(client: AsyncClient, *, started: Callable[[list[str]], None] = l
 
 
 class McpEndpoint:
-    """The tools over streamable HTTP, one POST a message, without sessions: who calls is what the broker's
-    limits have found out of every single request, and a session's id would say nothing."""
+    """The tools over streamable HTTP, one POST a message, without sessions: the broker identifies the caller
+    of every single request, so that a session's id would say nothing."""
 
     path = PATH
 
@@ -148,7 +149,7 @@ class McpEndpoint:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """While requests are served."""
+        """Serve requests inside this block."""
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
         server = _server(self._calls_for)
@@ -174,7 +175,8 @@ class McpEndpoint:
 
 
 def _checked(message: Message, receive: Receive) -> Receive:
-    """The body again, once it is a message: what the library says of others repeats them."""
+    """Return a `receive` that replays the body, after checking that it is a message: the library's own errors
+    would repeat it."""
     from mcp.types import jsonrpc_message_adapter
 
     try:

@@ -1,8 +1,10 @@
-"""What a broker does with the model in use: silos that lack it get it, and all hits get one probability.
+"""What a broker does with the model in use: it sends it to silos that lack it, and puts all hits on one
+scale.
 
 A silo that searches with the model sends margins, and how well it covers the query; the broker takes the
-query's profile over all silos and works out the probabilities. A hit of a silo without the model, or with
-another, stands by the baseline's calibration, which every model carries: on the same scale, never last.
+query's profile over all silos and computes the probabilities. Hits of a silo without the model, or with
+another, get theirs from the baseline's calibration, which every model carries: on the same scale, so that
+they are not just put last.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from isthmus.service.statistics import Talks, hand_out, take_back
 from isthmus.service.versions import NONE, ModelVersions
 
 UNLIKE = 0.5
-"""The likeness to judged queries below which an answer says so."""
+"""Likeness to judged queries below which an answer says that the query is unlike them."""
 LOOK_EVERY = 1.0
-"""Seconds between two looks at which version is in use."""
+"""Seconds between two checks which version is in use."""
 _RETRIEVERS = [COLUMNS.index(name) for name in ("bm25", "dense")]
 _LN_WORDS = OF_QUERY.index("ln words")
 
@@ -34,7 +36,7 @@ _log = logging.getLogger("isthmus.service")
 
 
 class ModelExchange:
-    """The model in use, and who holds it; see `statistics.SumExchange`."""
+    """The model in use, and the silos that have it; see `statistics.SumExchange`."""
 
     def __init__(self, silos: Sequence[Talks], versions: ModelVersions) -> None:
         self._silos, self.versions = silos, versions
@@ -44,23 +46,23 @@ class ModelExchange:
         self.model: SearchModel | None = None
         self.version = ""
         self.by_silo: dict[str, str] = {}
-        """The version that each silo has searched with last."""
+        """The version that each silo last searched with."""
         self.changed = False
         self._looked = 0.0
         self.reload()
 
     @property
     def settled(self) -> bool:
-        """Whether every silo has the model, or none where none is used."""
+        """Whether every silo has been handed the model in use, or has given it up if none is to be used."""
         return not self.version or self._holders >= set(self._names)
 
     def refresh(self) -> None:
-        """Look whether another process has put another version in use, once in `LOOK_EVERY` seconds."""
+        """Check whether another process has put another version in use, once in `LOOK_EVERY` seconds."""
         if time.monotonic() - self._looked > LOOK_EVERY:
             self.reload()
 
     def reload(self) -> None:
-        """Take the version that is in use now; one that cannot be read leaves things as they are."""
+        """Load the version that is in use now; if it cannot be read, nothing changes."""
         self._looked = time.monotonic()
         version = self.versions.current
         if version == self.version:
@@ -75,7 +77,8 @@ class ModelExchange:
         self._holders.clear()
 
     def remark(self, silo: str, answer: wire.NodeAnswer) -> str:
-        """A remark on a silo that has searched without the model in use; empty for one that has."""
+        """Return a remark on a silo that searched without the model in use, to which it is then sent again;
+        else ""."""
         if answer.model != self.by_silo.get(silo, "") and answer.model == self.version:
             _log.info("%s searches with the model %s", silo, self.version)
         self.by_silo[silo] = answer.model
@@ -87,7 +90,8 @@ class ModelExchange:
         return "searched without the current model, which it is being sent"
 
     def lacking(self, silo: str, version: str) -> str:
-        """A remark on a silo that says it has this version; empty where it is the one in use."""
+        """Return a remark on a silo that states another version than the one in use, which it is then sent;
+        else ""."""
         self.by_silo[silo] = version
         if self.model is None or version == self.version:
             return ""
@@ -95,12 +99,14 @@ class ModelExchange:
         return "has not the current model, which it is being sent"
 
     def lackers(self) -> dict[tuple[str, ...], float]:
-        """1 for every silo that has searched without the model in use, as a metric; else 0."""
+        """Return, as a metric, 1 for every silo that last searched without the model in use, and 0 for the
+        others."""
         used = self.version if self.model is not None else None
         return {(silo,): float(used is not None and has != used) for silo, has in self.by_silo.items()}
 
     async def once(self) -> None:
-        """Hand the model in use to every silo that does not have it."""
+        """Send the model in use to every silo that does not have it; if none is in use, have silos give
+        theirs up."""
         self.reload()
         missing = [name for name in self._names if name not in self._holders]
         if not self.version or not missing:
@@ -113,14 +119,15 @@ class ModelExchange:
 
 
 def is_merged(answer: wire.NodeAnswer) -> bool:
-    """Whether a silo's hits can be put on the scale of the model: not those of its own ranker or fuser."""
+    """Whether a silo's hits can be put on the model's scale; those of its own ranker or fuser cannot."""
     return answer.scorer in ("learned", "hybrid", "bm25")
 
 
 @dataclass(frozen=True, eq=False)
 class Merger:
-    """The model in use, for the hits of one query: its profile over all silos, and its baseline's over those
-    that have not the model. `used` is the model, or its baseline for a query that is too short for it."""
+    """The model in use, for the hits of one query. `profile` is the query's profile over the silos with the
+    model, `fallback` its baseline's over the silos without. `used` is the model, or its baseline for a
+    query that is too short for the model."""
 
     model: SearchModel
     used: SearchModel
@@ -128,12 +135,12 @@ class Merger:
     profile: FloatArray
     fallback: FloatArray
     silos: int
-    """Whose lists the profile is of: relevant hits may be in others."""
+    """Number of silos whose lists make up the profile; relevant hits may be in others."""
     answered: int
 
     @classmethod
     def of(cls, model: SearchModel, version: str, answers: Mapping[str, wire.NodeAnswer]) -> Merger:
-        """From what silos say of the query."""
+        """Compute the profiles from the silos' answers."""
         of_query = np.zeros(len(OF_QUERY))
         for answer in answers.values():
             if len(answer.of_query) == len(OF_QUERY):
@@ -149,17 +156,17 @@ class Merger:
 
     @property
     def unlike(self) -> bool:
-        """Whether no judged query was like this one."""
+        """Whether the query is unlike all judged ones."""
         return self.used.likeness(self.profile, self.silos) < UNLIKE
 
     def overrated(self, silos: int) -> bool:
-        """Whether hits are more probable than they should be, as fewer of so many silos have answered: the
-        model is of a release that learned from all silos' lists alone."""
+        """Whether hits have too high probabilities because fewer than `silos` have answered, and the model is
+        of an earlier release, which learned only from the lists of all silos together."""
         return self.answered < silos and self.used.calibration is not None and self.used.single is None
 
     def hits(self, answer: wire.NodeAnswer) -> list[wire.Hit]:
-        """A silo's hits with the probabilities of all silos' scale; as they are where they have no place
-        there."""
+        """Return a silo's hits with probabilities on the scale of all silos, or unchanged if they cannot be
+        put on it."""
         if not answer.hits or not is_merged(answer):
             return answer.hits
         if answer.model == self.version:
@@ -179,7 +186,7 @@ class Merger:
 
 
 def _baseline_margins(model: SearchModel, answer: wire.NodeAnswer) -> FloatArray:
-    """The baseline's margins of a silo's best hits, from its retrievers' scores."""
+    """Return the baseline's margins of a silo's best hits, from its retrievers' scores."""
     table = np.full((len(answer.retrieved), len(COLUMNS)), np.nan)
     table[:, _RETRIEVERS] = [
         [np.nan if value is None else value for value in pair] for pair in answer.retrieved
@@ -188,7 +195,8 @@ def _baseline_margins(model: SearchModel, answer: wire.NodeAnswer) -> FloatArray
 
 
 def _mended(hit: wire.Hit, probability: float) -> list[wire.Evidence] | None:
-    """The explanation of a hit, made to add up to another probability: the query's profile is the rest."""
+    """Return the explanation of a hit, adjusted to add up to another probability: the difference goes to the
+    query's profile."""
     if hit.explanation is None:
         return None
     parts = [part for part in hit.explanation if part.retriever != OF_PROFILE]

@@ -33,7 +33,7 @@ DISK = ("isthmus_disk_free_bytes", "Free on the disk with the server's folder.")
 
 
 def disk_free(folder: Path) -> dict[Labels, float]:
-    """Bytes free on the disk with a folder, as a metric; nothing before the folder is there."""
+    """Return the free bytes on the disk with a folder, as a metric; nothing before the folder exists."""
     try:
         return {(): float(shutil.disk_usage(folder).free)}
     except OSError:
@@ -42,9 +42,10 @@ def disk_free(folder: Path) -> dict[Labels, float]:
 
 @dataclass(eq=False)
 class Metric:
-    """A name, what it means, and its values for every combination of its labels.
+    """A metric: its name, its meaning, and its values for every combination of its labels.
 
-    A counter has one value, `""`; a histogram one a bucket, then `_sum` and `_count`; a gauge is looked up.
+    A counter has one value, `""`; a histogram one a bucket, then `_sum` and `_count`; a gauge calls
+    `values`.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Metric:
     _lock: Lock = field(default_factory=Lock)
 
     def add(self, amount: float = 1, **labels: str) -> None:
-        """Count something."""
+        """Add to a counter."""
         with self._lock:
             self._sample(labels, [("", "")])["", ""] += amount
 
@@ -79,7 +80,7 @@ class Metric:
         return sample
 
     def lines(self) -> Iterator[str]:
-        """The lines of Prometheus' text format."""
+        """Yield the lines of Prometheus' text format."""
         yield f"# HELP {self.name} {self.meaning}"
         yield f"# TYPE {self.name} {self.kind}"
         with self._lock:
@@ -102,17 +103,17 @@ class Metrics:
         self._all: list[Metric] = []
 
     def counter(self, name: str, meaning: str, *labels: str) -> Metric:
-        """A number that only grows, with these labels."""
+        """Add a counter, a number that only grows, with these labels."""
         return self._added(Metric(name, meaning, "counter", labels))
 
     def histogram(self, name: str, meaning: str, *labels: str) -> Metric:
-        """How often something took how many seconds, with these labels."""
+        """Add a histogram of times in seconds, with these labels."""
         return self._added(Metric(name, meaning, "histogram", labels))
 
     def gauge(
         self, name: str, meaning: str, values: Callable[[], Mapping[Labels, float]], *labels: str
     ) -> Metric:
-        """Numbers that `values()` returns by labels whenever the metrics are read."""
+        """Add a gauge: numbers by labels that `values()` returns whenever the metrics are read."""
         return self._added(Metric(name, meaning, "gauge", labels, values))
 
     def _added(self, metric: Metric) -> Metric:
@@ -120,7 +121,7 @@ class Metrics:
         return metric
 
     def text(self) -> str:
-        """Everything, as Prometheus reads it."""
+        """Return all metrics in Prometheus' text format."""
         return "".join(f"{line}\n" for metric in self._all for line in metric.lines())
 
 

@@ -1,6 +1,5 @@
-"""What narrows a search, in the terms of a silo: a phrase as a person wrote it becomes terms in the language
-of documents that may have it.
-"""
+"""Translation of what narrows a search into the terms of a silo: a phrase as a person wrote it becomes terms
+in the language of documents that may have it."""
 
 from __future__ import annotations
 
@@ -13,18 +12,19 @@ from isthmus.service.wire import Narrowing
 from isthmus.text import ENGLISH
 
 EXPANDED = 10
-"""Words that a prefix stands for where a query has no others to rank by, the most frequent."""
+"""Number of terms, the most frequent ones, that stand for a prefix in a query without other words
+to rank by."""
 
 Phrase = tuple[str, ...]
 
 
 def constraints_of(only: Narrowing, reader: EngineReader, languages: Iterable[str] = ()) -> Constraints:
-    """Texts as constraints: a phrase in one of the languages that documents are in, what must not be there in
-    all of them. A text without a word is left out."""
+    """Convert texts into constraints: a phrase must be there in one of the languages of documents, an
+    excluded text must not be there in any of them. A text without a word is left out."""
     codes = sorted(languages)
 
     def likeliest(readings: list[Phrase]) -> Phrase:
-        """The reading whose rarest term most documents have."""
+        """Return the reading whose rarest term is in the most documents."""
         return max(readings, key=lambda terms: float(reader.tables(terms)["text.having"].min()))
 
     phrases = [readings for text in only.phrases if (readings := readings_of(text, codes))]
@@ -40,7 +40,7 @@ def constraints_of(only: Narrowing, reader: EngineReader, languages: Iterable[st
 
 
 def readings_of(text: str, languages: Iterable[str]) -> list[Phrase]:
-    """A text's terms in each language, stop words marked; none of a text without a word."""
+    """Return a text's terms in each language, with stop words marked; nothing for a text without a word."""
     readings: dict[Phrase, None] = {}
     for tokeniser in dict.fromkeys(map(tokeniser_of, languages)) or [ENGLISH]:
         tokens = tokeniser.in_place([text])
@@ -51,19 +51,19 @@ def readings_of(text: str, languages: Iterable[str]) -> list[Phrase]:
 
 
 def _prefix(text: str, languages: Iterable[str]) -> str:
-    """What terms begin with, which are stems: no longer than what stemming leaves of it."""
+    """Return a prefix shortened to what stemming leaves of it, since terms are stems."""
     lower = normalize("NFKC", text).lower()
     stems = [reading[0].removeprefix(STOP) for reading in readings_of(lower, languages)]
     return min((_common(lower, stem) for stem in stems), key=len, default=lower) or lower
 
 
 def _common(one: str, other: str) -> str:
-    """The beginning of both."""
+    """Return the common beginning of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return one[: next((at for at, (sign, mark) in pairs if sign != mark), min(len(one), len(other)))]
 
 
 def expanded(prefixes: Iterable[str], reader: EngineReader) -> list[str]:
-    """Terms to rank by, for a query that has none but prefixes."""
+    """Return terms to rank by, for a query that has only prefixes."""
     terms = (term for prefix in prefixes for term, _ in reader.beginning(prefix, EXPANDED))
     return list(dict.fromkeys(terms))

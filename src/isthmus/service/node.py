@@ -1,4 +1,4 @@
-"""A silo's node: its store, index, models, ledger and statistics, and the thread that keeps them together.
+"""A silo's node: its store, index, models, ledger and statistics, and the threads that keep these up to date.
 
     with Node(read_node("silo.toml")) as node:
         node.searcher.search(Search(query="tidal power"), snippets=True)
@@ -68,13 +68,13 @@ from isthmus.service.stores import Counts, DocumentStore, Draft, Judgement, Sqli
 from isthmus.tables import Documents, locked, replacing
 
 TICK = 5.0
-"""Seconds between two looks at model files."""
+"""Seconds between two checks of model files."""
 RENEWED = 0.5
-"""Changes a document after which score sums are measured again."""
+"""Changes per document after which score sums are measured again."""
 MINUTE = 60.0
 """Seconds between two lines of the log while documents are encoded."""
 SETTLED = 3600.0
-"""Seconds after which the ledger says how much of what was written ahead has left."""
+"""Seconds after which the ledger records how many of the departures written in advance have taken place."""
 OWN = (
     "documents.db*",
     "ledger.db*",
@@ -89,26 +89,28 @@ OWN = (
     "audit/*",
     "seen.db*",
 )
-"""What a node writes into its folder."""
+"""Patterns of the files that a node writes into its folder."""
 RELOADED = ("sources", "forget_sources", "reading")
-"""The settings that a running node reads again."""
+"""Settings that a running node reads again."""
 READABLE = 10.0
-"""Seconds that a change waits to be searchable before it is answered anyway."""
+"""Seconds that the request for a change waits until it is searchable, before it is answered anyway."""
 OUTDATED = "outdated.json"
-"""Versions of models that were learned with what was erased since."""
+"""File with the versions of models that were learned with documents erased since."""
 DAY = 86_400.0
 LATER = ("documents.db", "index", "feedback.key")
-"""What a node's folder has only after it has a ledger."""
+"""Files that a node's folder has only after it has a ledger."""
 
 _log = logging.getLogger("isthmus.service")
 
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """One process at a time works on a node's folder: another would remove what this one is writing.
+    """Lock a node's folder, so that one process at a time works on it: another would remove what this one is
+    writing. Raises a ConfigError if it is in use.
 
-    The lock is the system's and ends with the process, however that ends. What the process writes meanwhile
-    is its owner's alone; so is what an older Isthmus has left there.
+    The lock is the system's and ends with the process, however that ends. Files that the process writes
+    meanwhile are accessible to their owner only; so are, from now on, those that an older Isthmus has left
+    there.
     """
     before = os.umask(0o077)
     folder.mkdir(parents=True, exist_ok=True)
@@ -140,8 +142,8 @@ def is_in_use(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What score sums were measured on: encoder, whether without shared statistics, the last change, how
-    many documents had a vector, and whether all had."""
+    """The state in which score sums were measured: encoder, whether without shared statistics, the last
+    change, how many documents had a vector, and whether all had."""
 
     encoder: str
     unshared: bool
@@ -150,8 +152,9 @@ class _Measured:
     is_complete: bool
 
     def is_outdated(self, now: _Measured, documents: int) -> bool:
-        """With another encoder, statistics for the first time, changes of half the documents; and while not
-        all documents had a vector, with twice as many or all."""
+        """Whether sums must be measured again: with another encoder, with the first shared statistics, after
+        changes of half the documents, and if not all documents had a vector, when twice as many or all
+        have one."""
         if (now.encoder, now.unshared) != (self.encoder, self.unshared):
             return True
         has_more = not self.is_complete and (now.is_complete or now.encoded > 2 * self.encoded)
@@ -162,10 +165,10 @@ class Node:
     """Everything a silo has, behind methods that may be called from any thread."""
 
     _ruled: tuple[tuple[Source, ...], str] = ((), "")
-    """Sources, and what their rules are known by."""
+    """The sources, and the digest of their rules."""
 
     def __init__(self, settings: NodeSettings, *, reread: Callable[[], NodeSettings] | None = None) -> None:
-        """`reread` gives the settings as their file has them now, for `reload`."""
+        """`reread` returns the settings as their file has them now, for `reload`."""
         self.settings, self._reread = settings, reread
         folder = settings.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -177,7 +180,7 @@ class Node:
         hash_key = secret(statistics.hash_key, "statistics.hash_key")
         self.family = family_of(hash_key, statistics.width)
         self.digest_key = b"" if hash_key == SharedStatistics.hash_key else self.family.key
-        """Of digests of texts: the key that silos share, unless it is the one that everybody knows."""
+        """Key of digests of texts: the one that silos share; empty if it is the public default."""
         self.index = Index(
             folder / "index",
             self.store,
@@ -220,7 +223,7 @@ class Node:
         self._counts = CountReleases(settings, self.ledger, self.index)
         self.releases = Releases(settings, self.ledger, self.index, self.family)
         self.chores: list[Callable[[], object]] = []
-        """What is done after the sources were read at the start, and once a day."""
+        """Functions that run after the sources were read at the start, and once a day."""
         self._did_chores = -math.inf
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
@@ -243,7 +246,7 @@ class Node:
         )
 
     def _policies(self) -> dict[str, str]:
-        """What is watched of who may do and see what: peers, groups, persons; of sources' rules a digest."""
+        """Return the watched rights of peers, groups and persons, and a digest of the sources' rules."""
         settings = self.settings
         persons = {f"group:{name}": each for name, each in settings.groups.items()}
         persons |= {f"user:{self.audit.owner(id)}": each for id, each in settings.people.items()}
@@ -270,7 +273,7 @@ class Node:
 
     @contextmanager
     def offline(self) -> Iterator[Node]:
-        """The node without its thread, for work that ends by itself."""
+        """Use the node without its threads inside this block, for work that ends by itself, and close it."""
         try:
             yield self
         finally:
@@ -279,7 +282,7 @@ class Node:
     # what goes on behind
 
     def read_again(self) -> None:
-        """Let the node's own thread read the settings' sources again, soon."""
+        """Let the node's own thread read the settings' sources again soon."""
         self._again.set()
         self._wake.set()
 
@@ -324,7 +327,7 @@ class Node:
             self._wake.clear()
 
     def _encode(self) -> None:
-        """Give documents their vectors by and by, and do the engine's slow work, until the node stops."""
+        """Encode documents in the background, and do the engine's maintenance, until the node stops."""
         logged = 0.0
         while not self._stopped.is_set():
             is_busy = self._encode_some()
@@ -338,7 +341,7 @@ class Node:
                 self._stopped.wait(TICK)
 
     def _encode_some(self) -> bool:
-        """Encode for a few seconds: whether there was anything to do, and it could be done."""
+        """Encode for a few seconds. Returns whether there was anything to do and it succeeded."""
         try:
             encoded = self.index.encode(self._stopped.is_set)
             self.encoding_problem = ""
@@ -362,7 +365,8 @@ class Node:
                 _log.exception("a daily chore failed; it is tried again tomorrow")
 
     def reload(self) -> list[DataError]:
-        """Read the settings' sources again, then the sources; a ConfigError leaves all as it was."""
+        """Read the settings' sources again, then the sources. Returns what was wrong with single documents; a
+        ConfigError leaves all as it was."""
         if self._reread is not None:
             new = self._reread()
             check_sources(new, self.store)
@@ -375,12 +379,12 @@ class Node:
         return self.read_sources()
 
     def reloaded(self) -> wire.Reread:
-        """The same, and what could not be read."""
+        """Do as `reload`. Returns what could not be read, and the state of the sources."""
         errors = [str(error) for error in self.reload()[:1_000]]
         return wire.Reread(errors=errors, sources=self.source_states())
 
     def read_sources(self) -> list[DataError]:
-        """Bring the store up to the sources; what was wrong with single documents."""
+        """Update the store from the sources. Returns what was wrong with single documents."""
         errors: list[DataError] = []
         with self._reading:
             done = load_all(
@@ -400,7 +404,8 @@ class Node:
 
     @property
     def _rules(self) -> str:
-        """Who may see documents, by the sources as they are set now."""
+        """A digest of the rules by which sources, as they are set now, allow or redact documents; empty
+        without rules."""
         sources = self.settings.sources
         if self._ruled[0] is not sources:  # asked with every search
             rules = [(each.label, (each.allow, each.rules, each.redact)) for each in sources]
@@ -410,11 +415,12 @@ class Node:
 
     @property
     def has_read_rules(self) -> bool:
-        """Whether documents are found by the rules of their sources as these are now, not as they were."""
+        """Whether documents are stored and indexed by the present rules of their sources, not by
+        former ones."""
         return self._rules_read == self._rules
 
     def _note_rules(self) -> None:
-        """All sources have been read and all changes indexed."""
+        """Record the rules as read, once all sources have been read and all changes indexed."""
         is_whole = self._read.is_set() and not any(report.failed for report in self.source_reports)
         if not self.has_read_rules and is_whole and not self.index.behind:
             self._rules_read = self._rules
@@ -439,18 +445,18 @@ class Node:
 
     @contextmanager
     def unread(self) -> Iterator[None]:
-        """While this lasts, no source is read."""
+        """Keep sources from being read inside this block."""
         with self._reading:
             yield
 
     def sketch_again(self) -> bool:
-        """Sketch all documents anew, where private counts are answered; whether they are."""
+        """Sketch all documents anew, if private counts are answered. Returns whether they are."""
         self._sketched = None
         self._sketch()
         return self._sketched is not None
 
     def _sketch(self) -> None:
-        """Keep the sketches that private counts are answered from near the documents there are."""
+        """Renew the sketches from which private counts are answered, if documents have changed enough."""
         wanted, snapshot = self.settings.training, self.index.snapshot
         if wanted is None or wanted.private is None or self._stopped.is_set():
             return
@@ -467,7 +473,7 @@ class Node:
         return {path: path.stat().st_mtime_ns for path in files if path.exists()}
 
     def _load_new_models(self) -> None:
-        """Use files that training or calibration has replaced; a damaged one leaves things as they are."""
+        """Load model files that training or calibration has replaced; a damaged one changes nothing."""
         stamps = self._stamps()
         if stamps == self._models:
             return
@@ -481,7 +487,7 @@ class Node:
     # documents
 
     def put(self, drafts: Sequence[Draft]) -> Counts:
-        """Add or change documents; they can be found when this returns, unless indexing is far behind."""
+        """Add or change documents. They can be found when this returns, unless indexing is far behind."""
         erased = self.store.blocked()
         if any(erased.subject(draft.subject) for draft in drafts):
             cure = "isthmus documents readmit --subject lets its documents come back"
@@ -491,7 +497,7 @@ class Node:
         return done
 
     def remove(self, id: str) -> bool:
-        """Remove a document; whether there was one."""
+        """Remove a document. Returns whether there was one."""
         gone = self.store.remove([id]) > 0
         if gone:
             self._await_indexed()
@@ -509,7 +515,7 @@ class Node:
 
     @property
     def unindexed(self) -> str:
-        """What is missing in the index; empty while everything can be found by its words."""
+        """What is missing in the index, in words; empty if everything can be found by its words."""
         if self.problem:
             return f"indexing failed: {self.problem}"
         if self.attached is not None and self.attached.remote.problem:
@@ -520,7 +526,7 @@ class Node:
         return f"indexing {behind} changes" if behind else ""
 
     def ready(self) -> wire.Ready:
-        """Whether everything that was there at the start can be found."""
+        """Return whether searches can be answered, and what is still missing."""
         snapshot = self.index.snapshot
         documents, behind = self.store.count(), self.index.behind
         detail = self.unindexed
@@ -548,27 +554,28 @@ class Node:
         )
 
     def source_states(self) -> list[wire.SourceState]:
-        """What became of every source when it was read last."""
+        """Return the result of the last reading of every source."""
         return [wire.SourceState.model_validate(asdict(report)) for report in self.source_reports]
 
     # what leaves
 
     def note(self, kind: str, peer: str, items: int = 1, note: str = "") -> None:
-        """Something without a guarantee is about to leave: in the ledger when this returns, or it may not."""
+        """Record in the ledger that something without a DP guarantee is about to leave. Raises a ServiceError
+        if that fails, and then it may not leave."""
         try:
             self._ahead.note(kind, peer, items, note)
         except (PrivacyError, DataError) as error:
             raise ServiceError(f"nothing may leave: {error}") from error
 
     def statistics(self, peer: str) -> bytes:
-        """The silo's statistics in the form it allows, charged before they leave."""
+        """Return the silo's statistics in the form that it allows, charged before they leave."""
         return self.releases.to(peer)
 
     def count(
         self, question: wire.CountQuestion, peer: str, principals: frozenset[str] | None = None
     ) -> wire.NoisedCount:
-        """How many of the documents that these principals may see answer a question, with noise, charged
-        before it leaves; or BudgetExhausted."""
+        """Return how many documents answer a question, with noise, among those that these principals may see.
+        Charged before it leaves; raises BudgetExhausted."""
         try:
             return self._counts.answer(question, peer, self.searcher.scorer, principals)
         except BudgetExhausted:
@@ -583,7 +590,7 @@ class Node:
         return self.settings.folder / "shared.statistics"
 
     def _restore_shared(self) -> None:
-        """Score with the last sum again; one that cannot be used is set aside for the operator."""
+        """Score with the last sum again. One that cannot be used is set aside for the operator."""
         file = self._shared_file
         if not file.exists() or not self._is_comparable:
             return
@@ -595,10 +602,10 @@ class Node:
             _log.warning("%s was set aside as %s: %s; the broker brings another", file, aside.name, error)
 
     def share(self, data: bytes) -> str:
-        """Score with the sum of all silos' statistics from now on; the version of it.
+        """Score with the sum of all silos' statistics from now on. Returns its version.
 
-        One that is out of bounds, or that a search fails with, is a ProtocolError; the one before it stays.
-        A silo whose engine has scores of its own has no use for any.
+        Raises a ProtocolError for a sum that is out of bounds or makes a search fail; the former one
+        stays. A silo whose engine has scores of its own needs none, and ignores it.
         """
         if not self._is_comparable:
             return ""
@@ -621,7 +628,7 @@ class Node:
         return statistics
 
     def _some_text(self, snapshot: Snapshot) -> str:
-        """The beginning of a document that the silo has, as a query to try statistics on."""
+        """Return the beginning of one of the silo's documents, as a query to try statistics on."""
         names = snapshot.reader.ids(snapshot.reader.handles()[:1])
         return " ".join(f"{text.title} {text.body[:200]}" for text in self.store.get(names).values())
 
@@ -632,14 +639,15 @@ class Node:
         return self.settings.folder / "shared.scale"
 
     def _restored_scale(self) -> wire.ScoreScale | None:
-        """The last scale that came; None for one that cannot be used: the broker brings another."""
+        """Return the last scale that was received; None if it cannot be used, since the broker
+        sends another."""
         try:
             return wire.ScoreScale.model_validate_json(self._scale_file.read_bytes())
         except (FileNotFoundError, ValidationError):
             return None
 
     def _measure_scores(self) -> None:
-        """Sum scores for queries of the silo's own, again when `_Measured` says so."""
+        """Sum scores for queries made of the silo's own documents, if `_Measured` says that this is due."""
         snapshot, encoded = self.index.snapshot, self.index.engine.encoded
         is_complete = encoded >= len(snapshot) > 0
         state = _Measured(
@@ -667,7 +675,7 @@ class Node:
         return sums
 
     def adopt_scale(self, scale: wire.ScoreScale) -> None:
-        """Score on the scale of all silos, unless something is learned."""
+        """Score on the scale of all silos, unless a learned model is used."""
         with self._sharing:
             with replacing(self._scale_file) as stream:
                 stream.write(scale.model_dump_json().encode())
@@ -685,8 +693,8 @@ class Node:
         return self.settings.folder / "learned.own"
 
     def _restored_model(self) -> SearchModel | None:
-        """The model that was learned with others last, else the silo's own; one that cannot be used is set
-        aside: the broker brings another."""
+        """Return the model that was learned with others last, else the silo's own, else None. A file that
+        cannot be used is set aside, since the broker sends another."""
         for file in (self._model_file, self._own_file):
             try:
                 if file.exists():
@@ -709,13 +717,15 @@ class Node:
 
     @property
     def model_version(self) -> str:
-        """Of the model learned with others; files that the settings name come before it. Empty for none."""
+        """Version of the model learned with others; empty for none. Files that the settings name take
+        precedence over it."""
         return "" if self._model is None else ModelScorer(self._model).version
 
     def adopt(self, data: bytes, peer: str) -> None:
         """Search with a model that was learned with others, from the next search on.
 
-        One that a search fails with is a ProtocolError; the one before it stays.
+        Raises a ProtocolError for a model that makes a search fail; the former one stays. Raises Refused
+        for one that was learned with judgements erased since, if the settings withdraw such models.
         """
         model = SearchModel.from_bytes(data)
         if not re.fullmatch(wire.MODEL_VERSION, ModelScorer(model).version):
@@ -739,10 +749,11 @@ class Node:
         return list(json.loads(file.read_bytes())) if file.exists() else []
 
     def outdate_models(self) -> list[str]:
-        """Documents that models were learned with are gone: what becomes of each.
+        """Handle models that were learned with documents erased since. Returns what becomes of each, in
+        words.
 
-        One of this silo's own judgements is learned anew at once. One that was learned with others is marked
-        until another one comes; or, where the settings say `withdraw`, dropped and not taken again.
+        A model of this silo's own judgements is learned anew at once. One that was learned with others is
+        marked until another one comes; or, if the settings say `withdraw`, dropped and not accepted again.
         """
         lines, own = list[str](), self._own_file.exists()
         if self._model_file.exists() and self.model_version:
@@ -765,13 +776,13 @@ class Node:
         return lines
 
     def drop_model(self) -> None:
-        """Search without what was learned with others."""
+        """Search without the model learned with others."""
         with self._sharing:
             self._model_file.unlink(missing_ok=True)
             self._use(self._restored_model())
 
     def calibrate_alone(self) -> None:
-        """Calibrate the baseline by the silo's own judgements, of which nothing leaves."""
+        """Calibrate the baseline by the silo's own judgements, none of which leave."""
         scale = self._scale if self._is_comparable else None
         usable = scale is not None and scale.encoder == self.index.snapshot.encoder.fingerprint
         model = self.learner.alone(baseline_of(scale if usable else None))
@@ -791,10 +802,11 @@ class Node:
     def judge(
         self, verdict: wire.AttributedFeedback, peer: str, principals: frozenset[str] | None = None
     ) -> str:
-        """Keep a judgement with what the node says of the hit now, or forget it; the document's id.
+        """Store a judgement with the hit's present probability and evidence, or withdraw it. Returns the
+        document's id.
 
-        A token that is wrong or too old, a document that is gone since, and one that these principals may not
-        see, are one DataError.
+        Raises the same DataError for a token that is wrong or too old, for a document that is gone since,
+        and for one that these principals may not see.
         """
         document = self.tokens.open(verdict.token, query=verdict.query, peer=peer)
         is_own = document is not None and verdict.silo == self.settings.silo
@@ -819,14 +831,14 @@ class Node:
         return document
 
     def calibration(self, peer: str) -> wire.Calibration:
-        """How reliable the probabilities are: on validation, and by what people said."""
+        """Return how reliable the probabilities are: on validation, and by people's judgements."""
         files = (self.settings.models.reliability, self.learner.feedback_curves())
         curves = [curve for file in files for curve in validation_curves(file, self.settings.silo)]
         self.note("sums", peer, len(curves), "reliability curves of judged hits")
         return wire.Calibration(curves=curves)
 
     def release(self) -> wire.SiloRelease:
-        """What left the silo, and what may still leave."""
+        """Return what has left the silo, and what may still leave."""
         self._ahead.settle()
         summary = self.ledger.summary()
         stamps = self._models.values()
@@ -843,7 +855,7 @@ class Node:
         )
 
     def spent(self) -> tuple[float, float]:
-        """The ε of what spent most, and the least that is left."""
+        """Return the largest ε that any document or subject has spent, and the least that is left."""
         summary = self.ledger.summary()
         return float(summary["most_spent"]), float(summary["least_left"])
 
@@ -858,7 +870,7 @@ class Node:
 
 
 def open_store(settings: NodeSettings, engine: AttachedEngine | None = None) -> DocumentStore:
-    """The store that the settings name; of a silo over an engine elsewhere, that engine's documents."""
+    """Open the store that the settings name; for an engine elsewhere, one with that engine's documents."""
     if settings.engine is not None:
         engine = engine or open_attached(settings.engine, settings.folder / "index")
         store: DocumentStore = AttachedStore(settings.folder / "documents.db", engine)
@@ -876,7 +888,7 @@ def open_store(settings: NodeSettings, engine: AttachedEngine | None = None) -> 
 
 
 def all_documents(store: DocumentStore) -> Documents:
-    """Everything a store has, as a table."""
+    """Return all documents of a store as a table."""
     documents = list(store.living())
     return Documents(
         tuple(each.id for each in documents),
@@ -887,7 +899,8 @@ def all_documents(store: DocumentStore) -> Documents:
 
 
 def open_ledger(settings: NodeSettings) -> Ledger:
-    """The silo's ledger; the operator's own file is where its budget is changed on purpose."""
+    """Open the silo's ledger. Its budget becomes that of the settings, which the operator changes on purpose.
+    Raises an error if there is another ledger, or if this one was lost."""
     limits = {name: peer.budget for name, peer in settings.peers.items() if peer.budget is not None}
     budget = Budget(epsilon=settings.budget, peers=limits, subject=settings.subject_noun)
     path, usual = settings.ledger, settings.folder / "ledger.db"

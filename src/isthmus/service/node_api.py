@@ -1,4 +1,4 @@
-"""A node over HTTP: what each peer may do is looked up in the silo's policy, request by request."""
+"""A node over HTTP. The silo's policy is looked up for every request, to decide what its peer may do."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ADMINISTRATOR = Policy(
     manage=True,
     operate=True,
 )
-"""What a key of the node's own with the scope admin may do."""
+"""Rights of a key of the node's own with the scope admin."""
 UNKNOWN_HIT = "this hit was not shown to you within a day: search again"
 THROUGH = "judgements that came through it"
 SPELLINGS = "words spelled like those of a query"
@@ -80,7 +80,7 @@ BODIES = {
     ("POST", "/learning/{session}/{number}"): _BUNDLE,
     ("PUT", "/learning"): _BUNDLE,
 }
-"""What is sent and is not JSON."""
+"""Request bodies that are not JSON."""
 ANSWERS: dict[tuple[str, str], Answers] = {
     ("GET", "/statistics"): {
         200: {"content": _STATISTICS["content"], "description": "The silo's statistics."},
@@ -95,7 +95,7 @@ ANSWERS: dict[tuple[str, str], Answers] = {
     },
     ("GET", "/ready"): {503: {"model": wire.Ready, "description": "It is still indexing."}},
 }
-"""What is not JSON of the documented model, or no problem though it says so."""
+"""Responses that are not JSON of the documented model, or are not problems in spite of their status."""
 AUDITED = {
     ("POST", "/noised-counts"): "counted",
     ("POST", "/judgements"): "judgements",
@@ -112,8 +112,8 @@ AUDITED = {
     ("POST", "/requests/{number}"): "answered",
     ("POST", "/sources"): "sources",
 }
-"""What the audit log calls what a path does; searches, openings, feedback and erasures have entries of their
-own."""
+"""The actions by which the audit log names paths; searches, openings, feedback and erasures have entries of
+their own."""
 
 _log = logging.getLogger("isthmus.service")
 
@@ -159,11 +159,11 @@ class NodeApi:
         return {("limit",): self.settings.budget, ("spent",): spent, ("left",): left}
 
     def observe(self, path: str, status: int, seconds: float) -> None:
-        """Count a request."""
+        """Count a request in the metrics."""
         self._requests.add(path=path, status=str(status))
 
     def _allowed(self, request: Request, right: str) -> tuple[str, Policy]:
-        """The peer and its policy, if that has the right."""
+        """Return the peer and its policy if that has the right, else raise a 403."""
         caller = request.scope[CALLER]
         policy = caller.policy or self.settings.peers.get(caller.name)
         if policy is None and caller.may("admin"):
@@ -173,8 +173,9 @@ class NodeApi:
         return caller.name, policy
 
     def _person(self, request: Request) -> Person | None:
-        """Who asks through a peer whose policy has `people`, as it has signed for this request; None where
-        the policy has not: what such a peer says of people is not believed."""
+        """Return the person who asks, as the peer has signed for this request, if its policy has `people`;
+        else None, since what such a peer says of people is not trusted. Raises a 428 without a statement,
+        a 401 for a wrong one."""
         _, policy = self._allowed(request, "known")
         if not policy.people:
             return None
@@ -199,16 +200,16 @@ class NodeApi:
     def _rights(
         self, policy: Policy, person: Person | None, right: str
     ) -> tuple[Policy, frozenset[str] | None]:
-        """What a person may do of what their peer may, and the principals by which documents are shown; None
-        for the silo's own administrator, who sees all."""
+        """Return the peer's policy narrowed to a person, and the principals by which documents are shown;
+        None for the silo's own administrator, who sees all. Raises a 403 without the right."""
         narrowed = policy if policy is ADMINISTRATOR else self.settings.narrowed(policy, person)
         if not getattr(narrowed, right):
             raise HttpProblem(403, "this silo's policy does not allow it")
         return narrowed, self._seen_by(policy, person)
 
     def _seen_by(self, policy: Policy, person: Person | None = None) -> frozenset[str] | None:
-        """The principals by which documents are shown, once they are stored by the rules of now; None for the
-        silo's own administrator."""
+        """Return the principals by which documents are shown; None for the silo's own administrator. Raises a
+        503 until documents are stored by the present rules."""
         if policy is ADMINISTRATOR:
             return None
         if not self.node.has_read_rules:
@@ -220,11 +221,12 @@ class NodeApi:
         return await _answered(anyio.to_thread.run_sync(lambda: work(*arguments, **named)))
 
     async def _in_turn(self, work: Callable[[], T]) -> T:
-        """Work on one of the processors. Cancelled, it gives up its turn; or the processor, when it ends."""
+        """Run `work` on one of the processors. Cancelling gives up the place in the queue, or frees the
+        processor once running work has ended."""
         return await _answered(self._processors.run(work))
 
     async def search(self, body: wire.NodeSearch, request: Request) -> Response:
-        """The best hits of this silo; matches and spellings beside them where the policy allows it."""
+        """Return the best hits of this silo, with matches and spellings if the policy allows them."""
         peer, policy = self._allowed(request, "search")
         person = self._person(request)
         policy, principals = self._rights(policy, person, "search")
@@ -279,7 +281,7 @@ class NodeApi:
         return _json(answer)
 
     async def traced_search(self, body: wire.NodeSearch, request: Request) -> Response:
-        """As `search`, under a span that is a child of a known peer's."""
+        """Search in a span of the trace, which is a child of a known peer's span."""
         if not is_tracing():
             return await self.search(body, request)
         known = request.scope[CALLER].policy is not None
@@ -292,7 +294,7 @@ class NodeApi:
         return await span(lambda: self.search(body, request))()
 
     async def count_matches(self, request: Request, body: wire.CountQuestion) -> Response:
-        """How many documents answer a question, with noise; nothing else of them."""
+        """Return how many documents answer a question, with noise, and nothing else of them."""
         peer, policy = self._allowed(request, "noised_counts")
         person = self._person(request)
         _, principals = self._rights(policy, person, "noised_counts")
@@ -307,7 +309,7 @@ class NodeApi:
             raise HttpProblem(403, wire.BUDGET_SPENT) from None
 
     def _note(self, peer: str, policy: Policy, answer: wire.NodeAnswer) -> None:
-        """All that an answer takes out of the silo, in the ledger."""
+        """Record in the ledger all that an answer takes out of the silo."""
         self.node.note("scores", peer, len(answer.hits), "scores and explanations of hits")
         if policy.snippets:
             self.node.note("snippets", peer, len(answer.hits))
@@ -325,7 +327,7 @@ class NodeApi:
             self._differing = own, agreed
 
     async def feedback(self, request: Request, verdict: wire.AttributedFeedback) -> Response:
-        """Keep a judgement of a hit that this peer was shown."""
+        """Store a judgement of a hit that this peer was shown."""
         peer, policy = self._allowed(request, "feedback")
         person = self._person(request)
         _, principals = self._rights(policy, person, "feedback")
@@ -337,16 +339,17 @@ class NodeApi:
         return Response(status_code=204)
 
     def _audit(self, action: str, peer: str, person: str = "", **about: Any) -> None:
-        """An entry of the audit log; `person` is what the peer calls somebody."""
+        """Write an entry to the audit log; `person` is the peer's name for somebody."""
         actor = self.node.audit.pseudonym(peer, person) if person else ""
         self.node.audit.record(action, peer=peer, actor=actor, **about)
 
     def _naming(self, peer: str, policy: Policy) -> Callable[[str], str]:
-        """How a peer sees documents' ids: as they are, or pseudonyms where it may not read them."""
+        """Return how a peer sees documents' ids: as they are, or as pseudonyms if its policy has
+        no snippets."""
         return str if policy.snippets else partial(self.node.tokens.name, peer=peer)
 
     async def judged(self, request: Request, body: wire.ShownTokens) -> Response:
-        """What people judged of hits through this peer."""
+        """Return people's judgements of hits through this peer."""
         peer, _ = self._allowed(request, "feedback")
 
         def work() -> wire.Verdicts:
@@ -357,7 +360,7 @@ class NodeApi:
         return _json(await self._apart(work))
 
     async def find_judged(self, request: Request, body: wire.DocumentDigests) -> Response:
-        """Which documents of a list this silo has."""
+        """Return which documents of a list this silo has."""
         peer, policy = self._allowed(request, "judgements")
         principals = self._seen_by(policy)
         await self._check_indexed()
@@ -370,7 +373,7 @@ class NodeApi:
         return _json(await self._apart(work))
 
     async def import_judgements(self, request: Request, body: wire.AttributedBatch) -> Response:
-        """Keep judgements by document id."""
+        """Store judgements by document id."""
         peer, policy = self._allowed(request, "judgements")
         naming, principals = self._naming(peer, policy), self._seen_by(policy)
         await self._check_indexed()
@@ -379,7 +382,7 @@ class NodeApi:
     async def export_judgements(
         self, request: Request, query: Annotated[wire.JudgementsAfter, Query()]
     ) -> Response:
-        """The judgements that came through this peer, of documents that everybody may see."""
+        """Return the judgements that came through this peer, of documents that everybody may see."""
         peer, policy = self._allowed(request, "judgements")
         principals = self._seen_by(policy)
 
@@ -391,7 +394,7 @@ class NodeApi:
         return _json(await self._apart(work))
 
     async def statistics(self, request: Request) -> Response:
-        """The silo's own statistics, exact or private; 503 until the whole collection is indexed."""
+        """Return the silo's own statistics, exact or private; 503 until the whole collection is indexed."""
         peer, _ = self._allowed(request, "counts")
         await self._check_indexed()
         try:
@@ -404,13 +407,13 @@ class NodeApi:
         return Response(packed, media_type=wire.STATISTICS_TYPE, headers={"etag": tag})
 
     async def share(self, request: Request) -> Response:
-        """Take the sum of all silos' statistics."""
+        """Accept the sum of all silos' statistics."""
         self._allowed(request, "counts")
         await self._accept(self.node.share, await request.body())
         return Response(status_code=204)
 
     async def scale(self, request: Request) -> Response:
-        """The silo's score sums; 503 until it has measured them."""
+        """Return the silo's score sums; 503 until it has measured them."""
         peer, _ = self._allowed(request, "counts")
         sums = await self._apart(self.node.score_sums, peer)
         if sums is None:
@@ -428,13 +431,13 @@ class NodeApi:
             raise HttpProblem(503, "still indexing", Retry_After="5")
 
     async def judged_queries(self, request: Request) -> Response:
-        """The queries that somebody judged here."""
+        """Return the queries that were judged here."""
         peer, _ = self._allowed(request, "learning")
         await self._check_indexed()
         return _json(await self._apart(self.node.learner.queries, peer))
 
     async def learning_session(self, request: Request, body: wire.LearningSession) -> Response:
-        """Begin a session of learning, or settle its members."""
+        """Begin a session of learning, or fix its members."""
         peer, _ = self._allowed(request, "learning")
         return _json(await self._possible(self.node.learner.begin, body, peer))
 
@@ -446,13 +449,13 @@ class NodeApi:
         return Response(answer, media_type=wire.BUNDLE_TYPE)
 
     async def adopt(self, request: Request) -> Response:
-        """Search with a model that was learned."""
+        """Accept a learned model, and search with it."""
         peer, _ = self._allowed(request, "learning")
         await self._accept(self.node.adopt, await request.body(), peer)
         return Response(status_code=204)
 
     async def drop_model(self, request: Request) -> Response:
-        """Search without what was learned."""
+        """Search without the learned model."""
         self._allowed(request, "learning")
         await self._accept(self.node.drop_model)
         return Response(status_code=204)
@@ -464,7 +467,8 @@ class NodeApi:
         return Response(status_code=204)
 
     async def _possible(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """As `_accept`, of a message that says nothing wrong: a 409 where the silo cannot do it now."""
+        """As `_accept`, for messages that cannot be wrong themselves: its 400 becomes a 409, as the silo
+        cannot do it now."""
         try:
             return await self._accept(work, *arguments, **named)
         except HttpProblem as problem:
@@ -504,7 +508,7 @@ class NodeApi:
         return _json(wire.Changed(removed=1))
 
     async def erase_documents(self, request: Request, body: wire.Erase) -> Response:
-        """Remove all that is known of documents; a receipt."""
+        """Erase all that the silo has of documents or of a subject. Returns a receipt."""
         self._allowed(request, "operate")
         if not body.ids and not body.subject:
             raise HttpProblem(404, "no documents and no subject are named")
@@ -514,7 +518,7 @@ class NodeApi:
             raise HttpProblem(404, str(error)) from None
 
     async def find_documents(self, request: Request, query: Annotated[wire.Find, Query()]) -> Response:
-        """Documents with any of the words, the best first, for the operator."""
+        """Return documents with any of the words, the best first, for the operator."""
         self._allowed(request, "operate")
 
         def work() -> wire.Listed:
@@ -534,7 +538,7 @@ class NodeApi:
     async def open_document(
         self, request: Request, id: wire.DocumentId, query: Annotated[wire.AttributedOpening, Query()]
     ) -> Response:
-        """A whole document, by the ticket of a hit or by a request that its owner has allowed."""
+        """Return a whole document, by the ticket of a hit or by a request that its owner has allowed."""
         _, policy = self._allowed(request, "known")
         if policy.operate and not (query.ticket or query.request):
             opened = await self._apart(self.node.documents.read, id)
@@ -564,7 +568,8 @@ class NodeApi:
         return _json(await self._of_hit(work, body, peer=peer, name=naming))
 
     async def requests(self, request: Request, query: Annotated[wire.RequestsOf, Query()]) -> Response:
-        """One person's requests with the owner's answers; those of all for whoever manages."""
+        """Return one person's requests with the owner's answers; without a person, all that the caller may
+        manage."""
         if query.person:
             peer, policy = self._allowed(request, "ask")
             policy, _ = self._rights(policy, self._person(request), "ask")
@@ -579,7 +584,7 @@ class NodeApi:
     async def answer_request(
         self, request: Request, number: wire.RequestNumber, body: wire.RequestAnswer
     ) -> Response:
-        """The owner's answer to a request."""
+        """Store the owner's answer to a request."""
         peer = self._managed(request)
         try:
             return _json(await self._apart(self.node.documents.answer, number, body, peer=peer))
@@ -587,12 +592,13 @@ class NodeApi:
             raise HttpProblem(409, error.problem) from None
 
     def _managed(self, request: Request) -> str | None:
-        """Whose requests the caller answers for the owner: those through itself, or an operator all."""
+        """Return the peer for whose requests the caller may answer as the owner: the caller itself, or None
+        (all peers) for an operator."""
         _, policy = self._allowed(request, "known")
         return None if policy.operate else self._allowed(request, "manage")[0]
 
     async def _of_hit(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Run work on a hit that was shown; one answer for all that was not."""
+        """Run `work` on a hit that was shown. All hits that were not shown get the same answer."""
         try:
             return await self._apart(work, *arguments, **named)
         except Refused as error:
@@ -601,12 +607,12 @@ class NodeApi:
             raise HttpProblem(404, NO_DOCUMENT) from None
 
     async def sources(self, request: Request) -> Response:
-        """What became of every source when it was read last, with the names of what could not be read."""
+        """Return the result of the last reading of every source, with the names of what could not be read."""
         self._managed(request)
         return _json(wire.SourceStates(sources=self.node.source_states()))
 
     async def read_sources(self, request: Request) -> Response:
-        """Read silo.toml's sources again; one line for every document that could not be read."""
+        """Read silo.toml's sources again. Returns one line for every document that could not be read."""
         self._allowed(request, "operate")
         try:
             return _json(await self._apart(self.node.reloaded))
@@ -614,28 +620,29 @@ class NodeApi:
             raise HttpProblem(400, str(error)) from None
 
     async def release(self, request: Request) -> Response:
-        """What left, and what may still leave."""
+        """Return what has left the silo, and what may still leave."""
         self._allowed(request, "known")
         return _json(await self._apart(self.node.release))
 
     async def calibration(self, request: Request) -> Response:
-        """How reliable the probabilities are."""
+        """Return how reliable the probabilities are."""
         peer, _ = self._allowed(request, "known")
         return _json(await self._apart(self.node.calibration, peer))
 
     async def audit_entries(self, request: Request, query: Annotated[wire.EntriesAfter, Query()]) -> Response:
-        """Entries of the audit log as lines of JSON, for a key with the scope audit, which admin has not."""
+        """Return entries of the audit log as lines of JSON. Needs a key with the scope audit, which admin
+        does not include."""
         peer = check_auditor(request.scope[CALLER])
         self._audit("read", peer, what=f"entries after {query.after}")
         text = await self._apart(page_of, self.settings.folder, query.after, query.k)
         return Response(text, media_type=wire.LINES_TYPE)
 
     async def health(self) -> Response:
-        """Alive."""
+        """Return the silo's name, role and version: the server is alive."""
         return _json(wire.Health(name=self.settings.silo, role="node", version=__version__))
 
     async def ready(self, request: Request) -> Response:
-        """Able to answer; how much there is, only to those whom the policy knows."""
+        """Whether the silo can answer. The numbers are shown only to callers that the policy knows."""
         state = await self._apart(self.node.ready)
         caller = request.scope[CALLER]
         known = caller.policy or self.settings.peers.get(caller.name) or caller.may("admin")
@@ -644,13 +651,13 @@ class NodeApi:
         return _json(state if known else wire.Ready(ready=state.ready), 200 if state.ready else 503)
 
     async def count(self, request: Request) -> Response:
-        """The metrics in Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         self._allowed(request, "known")
         return Response(await self._apart(self.metrics.text), media_type=CONTENT_TYPE)
 
 
 async def _answered(work: Awaitable[T]) -> T:
-    """The result of work; where the store fails, a 503."""
+    """Return the result of work; a failure of the store becomes a 503."""
     try:
         return await work
     except ServiceError as error:
@@ -661,12 +668,12 @@ async def _answered(work: Awaitable[T]) -> T:
 
 
 def _json(model: BaseModel, status: int = 200) -> Response:
-    """A response of a model as JSON, without FastAPI's second validation."""
+    """Return a model as a JSON response, without FastAPI's second validation."""
     return Response(model.model_dump_json(), status, media_type="application/json")
 
 
 def node_app(node: Node) -> ASGIApp:
-    """The app of a node, with everything that stands before it."""
+    """Return the node's ASGI app behind `Protect`, its authentication and limits."""
     api, settings = NodeApi(node), node.settings
     app = new_app(f"Isthmus node {settings.silo}", OPEN)
     _routes(app, api)
@@ -682,7 +689,7 @@ def node_app(node: Node) -> ASGIApp:
 
 
 def _routes(app: FastAPI, api: NodeApi) -> None:
-    """Every path, with what it answers for the OpenAPI document."""
+    """Add every path, with its responses for the OpenAPI document."""
     paths: tuple[tuple[str, str, Callable[..., Any], type[BaseModel] | None], ...] = (
         ("POST", "/search", api.search, wire.NodeAnswer),
         ("POST", "/noised-counts", api.count_matches, wire.NoisedCount),
@@ -731,7 +738,7 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
 
 
 def _audited(api: NodeApi, handler: Callable[..., Any], action: str, what: str) -> Callable[..., Any]:
-    """The handler, with an entry of the audit log of what it has done, before its answer leaves."""
+    """Return the handler with an entry of its action in the audit log, written before its answer leaves."""
     if not action:
         return handler
 
@@ -747,14 +754,16 @@ def _audited(api: NodeApi, handler: Callable[..., Any], action: str, what: str) 
 
 
 def hosts_of(settings: NodeSettings) -> frozenset[str] | None:
-    """The names a node goes by. With TLS nobody comes in without a certificate, under whatever name."""
+    """Return the names accepted in the Host header; None (any name) with TLS, where a certificate is needed
+    anyway, if the settings name none."""
     if settings.tls is not None and not settings.hosts:
         return None
     return names_of(settings.host, settings.hosts)
 
 
 def gate_of(settings: NodeSettings) -> Gate[Policy]:
-    """Peers by certificate, keys by the names of peers; on loopback without TLS also anybody, if allowed."""
+    """Return the gate for peers, by certificate or by keys with their names; on loopback without TLS also for
+    anybody, if allowed."""
     keys = None if settings.keys is None else ApiKeys(settings.keys)
     anybody = settings.tls is None and ANONYMOUS in settings.peers
     return Gate(peers=settings.peers, keys=keys, strangers=("search",) if anybody else ())

@@ -1,21 +1,24 @@
-"""How many documents of a silo answer a question, with noise: a search with an ε, and without a title.
+"""Noised counts: how many documents of a silo answer a question, at a stated ε and without any title.
 
     count = Σ_d 1[d has a word of the query, and P(relevant | d, query) ≥ threshold] + noise
     count = Σ_d 1[d has all words of the query] + noise              where nothing is learned yet
 
-Whether a document counts depends on that document, the query, and what was published before: the statistics
-of all silos, the learned model, an encoder that was not fitted here. The query is read in the document's own
-language, so that the first document in another one changes nothing for the others. The list's shape, by which
-a search corrects probabilities, is taken as the usual one. So one document more, less or replaced changes the
-sum by at most 1, and two-sided geometric noise of rate ε makes it ε-private, for every question.
+Whether a document counts depends on that document, the query, and data published before: the statistics of
+all silos, the learned model, and an encoder that was not fitted in this silo. The query is analysed in each
+document's own language, so the first document in another language changes nothing for the others. A search
+corrects probabilities by the shape of its list of hits; here the usual shape is assumed. So adding, removing
+or replacing one document changes the sum by at most 1, and two-sided geometric noise of rate ε makes it
+ε-private, for every question.
 
-Where documents have a subject (a patient), subjects are counted that have a document which counts: all
-documents of one change the sum by at most 1 too, and the ε is the subject's, charged once for all of them.
+If documents have a subject (a patient), the count is of subjects with at least one document that counts. All
+documents of one subject together change this sum by at most 1 too, and the ε is the subject's, charged once
+for all of them.
 
-A question is its distinct terms, as the index reads them, with the threshold and the model. Its noise comes
-from the operating system, once: the answer is charged to every document, stored, and only then shown; asked
-again, by whoever has paid for it, it is what it was. It is drawn anew, and charged anew, when enough
-documents have changed; noise that stayed while documents change would show by how much.
+A question is identified by its distinct terms as the index reads them, the threshold and the model. Its noise
+is drawn once, from the operating system: the answer is charged to every document, stored, and only then
+returned. A peer that has paid for the question gets the same answer when it asks again. Noise is drawn and
+charged anew once enough documents have changed; the same noise on a changed count would show by how much it
+changed.
 """
 
 from __future__ import annotations
@@ -50,22 +53,24 @@ from isthmus.service.wire import CountQuestion, NoisedCount
 from isthmus.tables import replacing
 
 ADJACENCY = "one {} more, less or replaced"
-"""What the ε of a count is stated for: a document, or a subject with all its documents."""
+"""Neighbouring data for the ε of a count; {} is a document, or a subject with all its documents."""
 COVERAGE = 0.95
-"""Of the interval around a count, over draws of the noise."""
+"""Share of draws of the noise for which the interval around a count contains the true count."""
 AT_ONCE = 1 << 14
-"""Documents whose words are counted at once."""
+"""Documents whose words are counted in one batch."""
 MOST_ANSWERS = 10_000
-"""Kept in the file; the oldest go first, and cost again."""
+"""Answers kept in the file; the oldest are dropped first, and their questions are charged again."""
 
 Readings = Sequence[tuple[frozenset[str], IntArray, IntArray]]
-"""Documents, the language that they are read in, none for English, and the unit that each is of."""
+"""Documents by language: the language in which they are read (the empty set for English), their handles, and
+the number of the unit to which each belongs."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Collection:
-    """What is counted one document of every unit, by which it is charged; the documents that a
-    release of statistics would count; all of them as they are read; and what a unit is called."""
+    """Documents to count. `units` has one document of every unit, to which a count is charged; `statistics`
+    the documents that a release of statistics would count; `readings` all documents by language; `noun` is
+    what a unit is called, and `documents` how many there are."""
 
     units: Covered
     statistics: Covered
@@ -79,8 +84,9 @@ _log = logging.getLogger("isthmus.service")
 
 @dataclass(frozen=True)
 class _CountAnswer:
-    """What was answered to a question: the noised count, the name of its noise, what it was counted in, who
-    has paid for it, and how far the ledger had come."""
+    """A stored answer to a question: the noised count, the name of its draw of noise, the state of the
+    collection that was counted, the peers that have paid for it, and the ledger's number when it was
+    charged."""
 
     count: int
     epsilon: float
@@ -93,7 +99,7 @@ class _CountAnswer:
 
 
 class CountReleases:
-    """The noised counts that leave one silo, the same for every peer and every request."""
+    """Answers questions with noised counts of one silo, the same for every peer and every request."""
 
     def __init__(self, settings: NodeSettings, ledger: Ledger, index: Index) -> None:
         self.silo, self.settings, self.statistics = settings.silo, settings.noised_counts, settings.statistics
@@ -112,9 +118,9 @@ class CountReleases:
     def answer(
         self, question: CountQuestion, peer: str, scorer: Scorer, principals: frozenset[str] | None = None
     ) -> NoisedCount:
-        """The count as it left before, or a new one, charged and stored before it is shown: of the documents
-        that these principals may see, with noise of its own for each such set.
+        """Return the stored count, or a new one, which is charged and stored before it is returned.
 
+        Only documents that these principals may see are counted, with separate noise for every such set.
         Raises BudgetExhausted, and an HttpProblem for a query or a silo without anything to count.
         """
         snapshot, readers = self.index.snapshot, list[str]()
@@ -156,7 +162,7 @@ class CountReleases:
         )
 
     def _known(self, before: _CountAnswer | None, peer: str, snapshot: Snapshot) -> _CountAnswer | None:
-        """What the peer has paid for, if it can be shown again."""
+        """Return the stored answer if the peer has paid for it and it is not stale; else None."""
         if before is None or peer not in before.peers or self._is_stale(before, snapshot):
             return None
         return before
@@ -175,7 +181,7 @@ class CountReleases:
         snapshot: Snapshot,
         model: ModelScorer | None,
     ) -> _CountAnswer:
-        """Charge the answer that others had of the same documents, or draw another one."""
+        """Charge the peer for the answer that others got for the same documents, or draw a new one."""
         counted = self._documents(snapshot)
         if before is not None and before.change == snapshot.change and not self._is_stale(before, snapshot):
             self._charge(before.draw, counted, peer)
@@ -204,7 +210,7 @@ class CountReleases:
         )
 
     def _documents(self, snapshot: Snapshot) -> _Collection:
-        """What is counted, by language; worked out once for every reader."""
+        """Return the documents to count, by language; computed once for every reader of the index."""
         if self._counted is None or self._counted[0] is not snapshot.reader:
             every = counted_documents(snapshot, self.index, self.ledger, by_subject=self._by_subject)
             keys = [subject or at for at, subject in enumerate(every.subjects)]
@@ -231,7 +237,7 @@ class CountReleases:
         return [(each, handles[rows[each]], units[rows[each]]) for each in sorted(rows, key=sorted)]
 
     def _charge(self, draw: str, counted: _Collection, peer: str) -> None:
-        """Charge a draw to all units; one more release of statistics must fit into the budget besides."""
+        """Charge a draw to all units; one more release of statistics must also fit into the budget."""
         charge = (_cost(self.settings.epsilon, draw, counted.noun), counted.units, peer)
         reserve: list[tuple[Cost, Covered, str]] = []
         if self.statistics.form == "private":
@@ -249,12 +255,12 @@ class CountReleases:
 
 
 def counts_file(settings: NodeSettings) -> Path:
-    """The path of all noised counts that have left."""
+    """Path of the file with the noised counts that were released."""
     return settings.folder / "noised.counts"
 
 
 def _read(file: Path) -> dict[str, _CountAnswer]:
-    """The answers in a file, in the order in which they were drawn."""
+    """Read the answers in a file, in the order in which they were drawn; {} if it cannot be read."""
     try:
         answers = json.loads(file.read_bytes())["answers"]
         return {
@@ -271,7 +277,7 @@ def _read(file: Path) -> dict[str, _CountAnswer]:
 
 
 def reach(epsilon: float) -> int:
-    """The smallest k so that the noise lies within ±k in `COVERAGE` of draws.
+    """Return the smallest k such that the noise lies within ±k in a share `COVERAGE` of draws.
 
     P(|noise| > k) = 2·a^(k+1)/(1 + a) with a = e^−ε.
     """
@@ -293,7 +299,7 @@ def _cost(epsilon: float, draw: str, unit: str) -> Cost:
 
 
 def _calibrated(scorer: Scorer, snapshot: Snapshot) -> ModelScorer | None:
-    """The learned model, where it makes probabilities, not all alike, from statistics that were published."""
+    """Return the learned model if its probabilities differ and it uses published statistics; else None."""
     if not isinstance(scorer, ModelScorer) or snapshot.shared is None:
         return None
     calibration = scorer.model.calibration
@@ -303,7 +309,7 @@ def _calibrated(scorer: Scorer, snapshot: Snapshot) -> ModelScorer | None:
 def matching_documents(
     snapshot: Snapshot, handles: IntArray, question: CountQuestion, model: ModelScorer | None, *, dense: bool
 ) -> Mask:
-    """Which documents count, each by itself; all of them in the snapshot's language."""
+    """Return a mask of the documents that count, each decided alone; all are in the snapshot's language."""
     blocks = [handles[first : first + AT_ONCE] for first in range(0, len(handles), AT_ONCE)]
     if model is None:
         words = spelled_terms(query(question.query, snapshot.languages))

@@ -1,13 +1,14 @@
-"""Documents of office programs and mail to text: .docx, .pptx, .xlsx (zipped XML) and .eml.
+"""Extract text from office documents and mail: .docx, .pptx, .xlsx (zipped XML) and .eml.
 
-    .docx    paragraphs, notes at the foot and end; what was deleted in a tracked change is not read
+    .docx    paragraphs, footnotes and endnotes; text deleted in a tracked change is not read
     .pptx    slide by slide, then the speaker's notes
-    .xlsx    sheet by sheet, a line a row, cells between tabs; values, not formulas
-    .eml     sender, receivers, date, the text (or its HTML), and the names of what is attached
+    .xlsx    sheet by sheet, a line per row, cells between tabs; values, not formulas
+    .eml     sender, receivers, date, the text (or its HTML), and the names of attachments
 
-Whoever may put a file into a silo's folder chooses its contents. XML is read as a stream, by a parser that
-refuses any document type, so that no entity is ever declared, and nests to a depth of `DEEPEST`; a file may
-unpack to `MOST_UNPACKED` bytes and have `limits.characters` of text, and is given up where it passes either.
+Anyone who may put a file into a silo's folder chooses its contents. XML is therefore read as a stream, by a
+parser that refuses any document type, so no entity can be declared, and that allows nesting to a depth of
+`DEEPEST`. A file may unpack to `MOST_UNPACKED` bytes and have `limits.characters` of text; reading stops with
+an error beyond either limit.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from zipfile import BadZipFile, LargeZipFile, ZipFile
 from isthmus.errors import DataError
 
 DEEPEST = 200
-"""Elements inside elements; documents of office programs have some thirty."""
+"""Deepest allowed nesting of elements; office documents have about thirty levels."""
 MOST_UNPACKED = 512 << 20
-"""Bytes that the parts of one file may have together, unpacked."""
+"""Bytes that all parts of one file together may unpack to."""
 _BLOCK = 1 << 16
 _NUMBER = re.compile(r"(\d+)\.xml$")
 _BLANK_TITLES = frozenset(
@@ -36,14 +37,14 @@ _BLANK_TITLES = frozenset(
 )
 _SHEET = "xl/worksheets/"
 _CELLS = 1 << 14
-"""Columns of a sheet, as the programs have it."""
+"""Columns of a sheet that are read: the limit of spreadsheet programs."""
 
 Start = Callable[[str, dict[str, str]], None]
 End = Callable[[str], None]
 
 
 class OfficeFile:
-    """The parts of a zipped document, within the limits for all of them together."""
+    """The parts of a zipped document; the limits hold for all of them together."""
 
     def __init__(self, zipped: ZipFile, characters: int) -> None:
         self._zipped, self._bytes, self._characters = zipped, MOST_UNPACKED, characters
@@ -56,14 +57,14 @@ class OfficeFile:
         return [name for _, name in sorted(known)]
 
     def say(self, pieces: list[str], text: str) -> None:
-        """Add text to what was read; a ValueError where it is too much."""
+        """Append text to `pieces`; raises TooMuch beyond the limit of characters."""
         self._characters -= len(text)
         if self._characters < 0:
             raise TooMuch("characters")
         pieces.append(text)
 
     def read(self, name: str, start: Start, end: End, text: End = lambda words: None) -> None:
-        """Read a part as a stream of elements, by their names without namespaces."""
+        """Parse a part as a stream of elements, whose names are passed on without namespaces."""
         depth = 0
 
         def opened(tag: str, attributes: dict[str, str]) -> None:
@@ -97,7 +98,7 @@ class OfficeFile:
 
 
 class TooMuch(ValueError):
-    """A part passes a limit: bytes, characters, depth; or declares entities."""
+    """A part exceeds a limit (bytes, characters, depth) or declares entities."""
 
     def __init__(self, limit: str) -> None:
         self.limit = limit
@@ -109,7 +110,7 @@ def _local(name: str) -> str:
 
 
 def read_office(path: Path, characters: int) -> tuple[str, str]:
-    """Title and body of a .docx, .pptx or .xlsx, whatever its suffix: its parts say what it is."""
+    """Return title and body of a .docx, .pptx or .xlsx; its parts identify the kind, not its suffix."""
     try:
         with ZipFile(path) as zipped:
             file = OfficeFile(zipped, characters)
@@ -149,7 +150,7 @@ def _beyond(limit: str, characters: int, path: Path) -> DataError:
 
 
 def _title(file: OfficeFile) -> str:
-    """The title that its properties state, where that is more than the program's own words."""
+    """Return the title in the document's properties; "" if there is none or it is a program's default."""
     name, inside, words = "docProps/core.xml", False, list[str]()
     if name not in file.names:
         return ""
@@ -168,7 +169,7 @@ def _title(file: OfficeFile) -> str:
 
 
 def _flow(file: OfficeFile, names: list[str]) -> str:
-    """The running text of parts: `t` has text, `p` is a paragraph, the rest is form."""
+    """Return the running text of parts: `t` has text, `p` is a paragraph, `_SPACES` stand for text."""
     pieces: list[str] = []
     hidden = 0
     inside = False
@@ -215,7 +216,7 @@ def _sheets(file: OfficeFile) -> str:
 
 
 def _shared_strings(file: OfficeFile) -> Iterator[str]:
-    """The texts that cells name by number; what tells how to pronounce them is left out."""
+    """Yield the strings that cells refer to by number, without phonetic guides."""
     name, strings, words = "xl/sharedStrings.xml", list[str](), list[str]()
     if name not in file.names:
         return
@@ -240,7 +241,7 @@ def _shared_strings(file: OfficeFile) -> Iterator[str]:
 
 
 def _sheet(file: OfficeFile, name: str, shared: list[str], pieces: list[str]) -> None:
-    """A sheet's rows as lines."""
+    """Append a sheet's rows to `pieces`, one line each."""
     kind, value, cells = "", list[str](), list[str]()
     inside = False
 
@@ -274,12 +275,12 @@ _READERS: dict[str, Callable[[OfficeFile], str]] = {
     "ppt/presentation.xml": _slides,
     "xl/workbook.xml": _sheets,
 }
-"""By the part that tells what a file is."""
+"""Readers by the part that identifies the kind of file."""
 
 
 def read_mail(path: Path, html: Callable[[str], str]) -> tuple[str, str, int | None]:
-    """Subject and text of a message, and the Unix time of its Date; `html` makes text of a page where it has
-    nothing plainer."""
+    """Return subject and text of a message, and the Unix time of its Date. `html` converts a page to text,
+    for a message without plain text."""
     with path.open("rb") as stream:
         message = BytesParser(policy=policy.default).parse(stream)
     if not isinstance(message, EmailMessage) or not message.keys():
@@ -297,7 +298,7 @@ def read_mail(path: Path, html: Callable[[str], str]) -> tuple[str, str, int | N
 
 
 def _sent(message: EmailMessage) -> int | None:
-    """When a message says that it was sent; None where it says nothing that can be read."""
+    """Return the Unix time at which a message says it was sent; None if it has no readable date."""
     try:
         moment = getattr(message["Date"], "datetime", None)
         if moment is None:

@@ -1,13 +1,13 @@
 """Sign-in at an OpenID Connect provider: authorization code with PKCE (Core 1.0; RFC 7636, 9207).
 
     provider = Provider(settings.oidc)
-    address, pending = await provider.begin()               # where the browser goes, and its cookie
-    grant = await provider.finish(parameters, pending)      # who that is, by a verified ID token
-    grant = await provider.renew(grant)                     # as the provider sees the person by now
+    address, pending = await provider.begin()               # address for the browser, and its cookie
+    grant = await provider.finish(parameters, pending)      # the person, by a verified ID token
+    grant = await provider.renew(grant)                     # the person as the provider sees them now
 
-What belongs to a sign-in under way is sealed in a cookie of that browser: nobody can finish another's, and
-strangers take no memory. Endpoints come from the discovery document, keys from its JWKS, which is read again
-when a token names a key that is not in it.
+The state of a sign-in under way is sealed in a cookie of that browser: nobody can finish another person's
+sign-in, and unauthenticated callers use no memory. Endpoints come from the discovery document, keys from its
+JWKS, which is read again when a token names a key that is not in it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from isthmus.service.sessions import Grant, NotSignedIn, Reason
 from isthmus.service.settings import OidcSettings, is_safe_address
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")
-"""Signatures of ID tokens; never `none`, never a shared secret."""
+"""Accepted signature algorithms of ID tokens; never `none`, never a shared secret."""
 LEEWAY, PENDING, FRESH, AGAIN = 60, 600, 3600.0, 60.0
-"""Seconds: by which clocks may differ; that a sign-in may take; for which discovery and keys hold; and
-between two looks for a key that is not there."""
+"""Seconds: tolerated difference between clocks; duration of a sign-in; validity of discovery document and
+keys; and pause between two attempts to find an unknown key."""
 SECONDS, MOST_BYTES = 10.0, 1 << 20
-"""For one answer of the provider."""
+"""Seconds and bytes that one answer of the provider may take."""
 
 
 class Provider:
-    """One OpenID Connect provider, as a client that is registered there."""
+    """Client of one OpenID Connect provider, with which the broker is registered."""
 
     def __init__(self, settings: OidcSettings, *, clock: Callable[[], float] = time.time) -> None:
         self.settings, self._clock = settings, clock
@@ -62,7 +62,7 @@ class Provider:
 
     @property
     def host(self) -> str:
-        """What people know it by."""
+        """Host name by which people know the provider."""
         return urlsplit(self.settings.issuer).hostname or ""
 
     @property
@@ -71,7 +71,7 @@ class Provider:
         return self.settings.address.startswith("https:")
 
     async def begin(self) -> tuple[str, str]:
-        """The provider's address for a sign-in, and what the browser keeps meanwhile."""
+        """Begin a sign-in. Returns the provider's address, and the sealed state for the browser."""
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         challenge = urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
         address = await self._endpoint("authorization_endpoint")
@@ -89,7 +89,7 @@ class Provider:
         return there, self._seal.encrypt(json.dumps([state, nonce, verifier]).encode()).decode()
 
     async def finish(self, parameters: Mapping[str, str], pending: str) -> Grant:
-        """Who came back from the provider with these parameters, in the browser that keeps `pending`."""
+        """Finish a sign-in with the browser's `pending` state. Returns a grant; raises NotSignedIn."""
         try:
             state, nonce, verifier = json.loads(self._seal.decrypt(pending, ttl=PENDING))
         except InvalidToken:
@@ -113,12 +113,12 @@ class Provider:
         return await self._grant(tokens, nonce=nonce)
 
     async def renew(self, grant: Grant) -> Grant:
-        """What the provider says of the person now; NotSignedIn where it says no."""
+        """Ask the provider about the person again; raises NotSignedIn if it refuses or does not answer."""
         tokens = await self._tokens(grant_type="refresh_token", refresh_token=grant.refresh)
         return await self._grant({"refresh_token": grant.refresh, **tokens}, subject=grant.subject)
 
     async def end_address(self) -> str | None:
-        """Where a person signs out at the provider itself; None if it has no such page."""
+        """Address of the provider's own sign-out page; None if it has none."""
         if (await self._discovered()).get("end_session_endpoint") is None:
             return None
         return _with(await self._endpoint("end_session_endpoint"), client_id=self.settings.client_id)
@@ -126,7 +126,7 @@ class Provider:
     async def _grant(
         self, tokens: Mapping[str, Any], *, nonce: str | None = None, subject: str | None = None
     ) -> Grant:
-        """Who the tokens are for: of a sign-in by its `nonce`, of a renewal the same `subject` as before."""
+        """Make a grant from tokens, checked by a sign-in's `nonce` or a renewal's earlier `subject`."""
         token, settings = tokens.get("id_token"), self.settings
         if token is None and subject is None:
             raise NotSignedIn("provider", "the provider sent no ID token")
@@ -147,7 +147,7 @@ class Provider:
         )
 
     def _caller(self, claims: Mapping[str, Any]) -> Caller[Any]:
-        """The person, and the scopes of their groups."""
+        """Return the caller for the claims, with the scopes of their groups; raises NotSignedIn."""
         settings, name = self.settings, _at(claims, self.settings.id_claim)
         if not isinstance(name, str) or (
             settings.id_claim == "email" and claims.get("email_verified") is not True
@@ -171,7 +171,7 @@ class Provider:
         return Caller(name, scopes, person=person, label=str(label)[:80])
 
     async def _claims(self, token: str, nonce: str | None) -> dict[str, Any]:
-        """The claims of an ID token that the provider has signed for this client, and for this sign-in."""
+        """Verify that an ID token was signed for this client and this sign-in. Returns its claims."""
         client = self.settings.client_id
         try:
             key = await self._key(jwt.get_unverified_header(token))
@@ -196,7 +196,7 @@ class Provider:
         return claims
 
     async def _key(self, header: Mapping[str, Any]) -> jwt.PyJWK:
-        """The provider's key that a token names; one that is not there is looked for once a minute."""
+        """Return the provider's key that a token names; an unknown one is looked up at most once a minute."""
         age = self._clock() - self._keys[0]
         key = self._key_here(header)
         if age > FRESH or (key is None and age > AGAIN):
@@ -215,7 +215,7 @@ class Provider:
         return None
 
     async def _user_info(self, tokens: Mapping[str, Any], subject: str) -> dict[str, Any]:
-        """What the provider says of the person beside the ID token, where it has a place for that."""
+        """Return the claims of the user info endpoint; {} if there is none but an ID token."""
         address = (await self._discovered()).get("userinfo_endpoint")
         if address is None or not tokens.get("access_token"):
             if "id_token" in tokens:
@@ -229,7 +229,7 @@ class Provider:
         return {name: value for name, value in claims.items() if name not in ("exp", "iss", "aud")}
 
     async def _tokens(self, **form: str) -> dict[str, Any]:
-        """The token endpoint's answer, to a client with a secret or, with PKCE alone, without."""
+        """Request tokens from the token endpoint, with the client's secret or, by PKCE alone, without."""
         methods = (await self._discovered()).get("token_endpoint_auth_methods_supported")
         form |= {"client_id": self.settings.client_id}
         basic = bool(self._secret) and (not isinstance(methods, list) or "client_secret_basic" in methods)
@@ -247,7 +247,7 @@ class Provider:
         return address
 
     async def _discovered(self) -> dict[str, Any]:
-        """The provider's discovery document, an hour old at most."""
+        """Return the provider's discovery document, at most an hour old."""
         if self._clock() - self._metadata[0] > FRESH:
             issuer = self.settings.issuer
             document = await self._ask("GET", f"{issuer.rstrip('/')}/.well-known/openid-configuration")
@@ -259,7 +259,8 @@ class Provider:
     async def _ask(
         self, method: str, address: str, *, refusal: Reason = "provider", **options: Any
     ) -> dict[str, Any]:
-        """A JSON object of the provider's; redirects are not followed. `refusal` is what a 4xx means."""
+        """Request a JSON object from the provider, without following redirects. `refusal` is the reason
+        reported for a 4xx status."""
         try:
             async with (
                 httpx.AsyncClient(verify=self._tls, timeout=SECONDS) as client,
@@ -289,7 +290,7 @@ def _with(address: str, **query: str) -> str:
 
 
 def _at(claims: Mapping[str, Any], path: str) -> Any:
-    """A claim by its name, or by a path of names: `realm_access.roles`."""
+    """Return a claim by its name, or by a path of names: `realm_access.roles`."""
     if path in claims:
         return claims[path]
     value: Any = claims

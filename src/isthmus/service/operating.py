@@ -1,10 +1,11 @@
-"""A running node as its operator's commands on the same machine reach it: a socket in the node's folder.
+"""Control socket of a running node, for its operator's commands on the same machine, in the node's folder.
 
     with operated(folder, {"reload": …}):          # in the node
     ask_node(folder, "reload", {}, Reread)         # in the command
 
-One line of JSON each way, {"task", …} and the task's result or {"error"}. Whoever may use the socket owns the
-folder: it lies there for its owner alone, and the system says who is at the other end.
+One line of JSON each way: {"task", …}, answered by the task's result or {"error"}. Only the folder's owner
+may use the socket: its file has no rights for others, and the user at the other end is checked where the
+system tells it.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from isthmus.errors import IsthmusError, ServiceError, SiloUnavailable
 
 SOCKET = "operator.sock"
 LONGEST = 16 << 20
-"""Bytes of a line."""
+"""Bytes that a line may have."""
 READING = 10.0
-"""Seconds for a command to come, once somebody is there."""
+"""Seconds to wait for a command after a connection was made."""
 TURN = 5.0
-"""Seconds after which the thread looks whether it is to end, unless somebody knocks."""
+"""Seconds after which the thread checks whether it is to end, unless a connection wakes it earlier."""
 
 Task = Callable[[Mapping[str, Any]], BaseModel]
 M = TypeVar("M", bound=BaseModel)
@@ -40,7 +41,7 @@ _log = logging.getLogger("isthmus.service")
 
 @contextmanager
 def operated(folder: Path, tasks: Mapping[str, Task]) -> Iterator[None]:
-    """Do what the operator's commands ask for, while this lasts; one after the other."""
+    """Run the operator's commands one after the other, as long as the context lasts."""
     path, stopped = folder / SOCKET, threading.Event()
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener, _address(folder) as address:
@@ -83,7 +84,7 @@ def _serve(listener: socket.socket, tasks: Mapping[str, Task], stopped: threadin
 
 
 def _done(line: bytes, tasks: Mapping[str, Task]) -> bytes:
-    """The answer to a command."""
+    """Run the command in a line. Returns its result, or an error, as JSON."""
     try:
         command = json.loads(line)
         return tasks[command["task"]](command).model_dump_json().encode()
@@ -97,7 +98,7 @@ def _done(line: bytes, tasks: Mapping[str, Task]) -> bytes:
 
 
 def _is_owner(connection: socket.socket) -> bool:
-    """Whether the other side is the node's user or root, where the system tells."""
+    """Whether the other process runs as the node's user or root; True where the system cannot tell."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     about = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -105,7 +106,7 @@ def _is_owner(connection: socket.socket) -> bool:
 
 
 def _line(connection: socket.socket) -> bytes:
-    """What comes up to the end of a line, or of the connection."""
+    """Read up to the end of a line or of the connection."""
     parts, size = list[bytes](), 0
     while block := connection.recv(1 << 16):
         parts.append(block)
@@ -117,7 +118,7 @@ def _line(connection: socket.socket) -> bytes:
 
 @contextmanager
 def _address(folder: Path) -> Iterator[str]:
-    """A name of the socket that is short enough, however long the folder's is."""
+    """Yield a path of the socket; on Linux a short one, since the length of such paths is limited."""
     if sys.platform != "linux":
         yield str(folder / SOCKET)
         return
@@ -129,9 +130,9 @@ def _address(folder: Path) -> Iterator[str]:
 
 
 def ask_node(folder: Path, task: str, about: Mapping[str, Any], model: type[M]) -> M:
-    """Have the node that works on this folder do something; waits as long as that takes.
+    """Run a task in the node that works on this folder, and return its result, however long that takes.
 
-    Raises SiloUnavailable where none does, and ServiceError where it could not be done.
+    Raises SiloUnavailable if no node answers, and ServiceError if the task failed.
     """
     try:
         with socket.socket(socket.AF_UNIX) as connection, _address(folder) as address:

@@ -1,26 +1,27 @@
-"""Files to text: what each kind of file says, in one pass over it.
+"""Convert files to text: the contents of each kind of file, in one pass over it.
 
     .txt .rst     as they are
     .md           as they are; the first heading is the title, `allow` and `subject` of its front matter apart
-    .html         text between tags, without scripts and styles; blocks are lines
+    .html         text between tags, without scripts and styles; block elements begin a new line
     .pdf          page by page, by pypdf (extra `pdf`) or by the program pdftotext
     .docx .pptx .xlsx .eml      see `office`
-    .csv .tsv .parquet          a document a row, see `row_files`
+    .csv .tsv .parquet          one document per row, see `row_files`
 
-Whoever may put a file into a silo's folder chooses its contents, so no reader here takes more than a time
-proportional to the file, PDF excepted: its pages may share their contents, and a page costs what it shows.
-What bounds that is the process these run in.
+Anyone who may put a file into a silo's folder chooses its contents, so every reader takes time at most
+proportional to the size of the file. PDF is the exception: its pages may share their contents, and each page
+costs as much as it shows. The process in which readers run limits that.
 
-Files are parsed in a process of their own, which may be ended: whatever is in a file, the node goes on.
+Files are parsed in a separate process, which may be ended: no content of a file can stop the node.
 
     node                                    parser
     {"path": …, "within": …}       →        soft limit of processor time from now on
     length, {"title", "body", …}   ←        or {"error", "text", "cure"}
     length, {"rows", "more"}       ←        of a table, until there are no more
 
-The parser has limits of processor time, memory and output, no environment but what finds programs and
-modules, and may write no file. It is started with the first file and reads one after the other; a file that
-ends it is one DataError, and the next file starts another.
+The parser has limits of processor time, memory and output, only the environment variables that are needed to
+find programs and modules and for the language, and may write no file. It is started with the first file and
+reads one after the other. A file that ends the process is one DataError, and the next file starts another
+process.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ from isthmus.service.row_files import LARGEST as LARGEST_TABLE
 from isthmus.service.row_files import Columns, Row, read_rows
 
 LARGEST = 50 << 20
-"""Bytes of a file; larger ones are hardly documents."""
+"""Bytes of the largest file that is read; larger ones are hardly documents."""
 PATIENCE = 60
-"""Seconds on the clock that a file is waited for, and ten more for each of processor time that it has."""
+"""Seconds of wall-clock time to wait for a file, plus ten per second of processor time that it may take."""
 AHEAD = 8
-"""Files that the parser is sent before it has answered: few enough for their names to fit into a pipe."""
+"""Files sent to the parser ahead of its answers; few enough for their names to fit into a pipe."""
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL")
 _PREFIX = 8
 _UTF8 = ("utf-8", "surrogatepass")
@@ -66,14 +67,14 @@ class ParsingLimits:
     """Limits for reading one file, which is logged and skipped beyond them, and when files are read again."""
 
     seconds: int = 20
-    """Of processor time."""
+    """Seconds of processor time for one file."""
     memory_mb: int = 1_024
     pages: int = 5_000
-    """Of a PDF."""
+    """Pages of a PDF."""
     characters: int = 10_000_000
-    """Of its text, as an index reads it."""
+    """Characters of a file's text, as an index reads it."""
     watch: float = 0.0
-    """Seconds between looks at the files of sources, read again when they have changed; 0: never."""
+    """Seconds between two checks whether files of sources have changed and must be read again; 0: never."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -86,23 +87,23 @@ class ParsingLimits:
             require(getattr(self, name) >= least, f"{name} = {getattr(self, name)} must be at least {least}")
 
     def beyond(self, name: str, what: str, file: Path) -> DataError:
-        """The error for a file that exceeds one of the limits."""
+        """Make the error for a file that exceeds the limit `name`."""
         return DataError(f"takes more than {what}", file=file, cure=f"split it, or raise reading.{name}")
 
 
 class FileText(NamedTuple):
-    """What a file says; its date is a Unix time, where it states one."""
+    """The text of a file; `date` is a Unix time, if the file states one."""
 
     title: str
     body: str
     date: int | None = None
     allow: str = ""
     subject: str = ""
-    """Who may see it and whom it is about, as it states them."""
+    """`allow` and `subject`: who may see the file and the person it is about, as the file states them."""
 
 
 def parse(path: Path, limits: ParsingLimits, *, within: Path | None = None) -> FileText:
-    """The text of a file, by its suffix; `within`: only if it really lies in this folder."""
+    """Read the text of a file, by its suffix. With `within`, the file must really lie in that folder."""
     with _opened(path, within) as content:
         _check_size(content, path, LARGEST)
         text = READERS[path.suffix.lower()](content, limits)
@@ -117,7 +118,7 @@ def parse(path: Path, limits: ParsingLimits, *, within: Path | None = None) -> F
 def parse_table(
     path: Path, limits: ParsingLimits, columns: Columns, *, within: Path | None = None
 ) -> Iterator[list[Row]]:
-    """The rows of a table, in batches; `within` as for `parse`."""
+    """Yield the rows of a table in batches; `within` as for `parse`."""
     with _opened(path, within) as content:
         _check_size(content, path, LARGEST_TABLE)
         yield from read_rows(content, path.suffix.lower(), columns, limits.characters)
@@ -130,7 +131,7 @@ def _check_size(content: Path, path: Path, largest: int) -> None:
 
 @contextmanager
 def _opened(path: Path, within: Path | None) -> Iterator[Path]:
-    """A name of the open file: a link or a pipe that took its place after it was listed is not read."""
+    """Open a regular file and yield a path to it; a link or pipe that replaced it since is refused."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -144,12 +145,12 @@ def _opened(path: Path, within: Path | None) -> Iterator[Path]:
 
 
 def _length(text: str) -> int:
-    """Characters after normalisation, at most: the two ligatures beyond six letters would be bombs."""
+    """Most characters after normalisation: two ligatures become more than six letters each."""
     return len(text) + 17 * text.count("\ufdfa") + 7 * text.count("\ufdfb")
 
 
 def _text(path: Path) -> str:
-    """UTF-8, or what was common before; a byte-order mark decides."""
+    """Decode a text file by its byte-order mark, else as UTF-8, else as Windows-1252."""
     data = path.read_bytes()
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return data.decode("utf-16", "replace")
@@ -172,7 +173,7 @@ _HEADING = re.compile(r"^#{1,6}[ \t]++([^\n]++)", re.MULTILINE)
 
 _MATTER = re.compile(r"---[ \t\r]*+\n((?:(?!---[ \t\r]*+\n)[^\n]*+\n)*+)---[ \t\r]*+(?:\n|\Z)")
 _LIKE_MATTER = re.compile(r"\s*+---[ \t\r]*+\n((?:(?![ \t\r]*+(?:\n|\Z))[^\n]*+\n?+)*+)")
-"""What somebody may have meant as front matter, up to an empty line."""
+"""Matches text that may have been intended as front matter, up to an empty line."""
 _LIKE_ALLOW = re.compile(
     r"^[\"']?allow[\"']?[ \t]*+:([^\n]*+)(\n[ \t]*+-|\n[ \t]++\S)?+", re.IGNORECASE | re.MULTILINE
 )
@@ -183,8 +184,8 @@ _STATED = re.compile(
 
 
 def _markdown(path: Path, limits: ParsingLimits) -> FileText:
-    """The first heading is the title and not body as well: a word is counted, and paid for, in one field.
-    Nor is it body what front matter says of who may see it and whom it is about."""
+    """Read Markdown. The first heading is the title and not part of the body too: a word is counted, and paid
+    for, in one field. `allow` and `subject` of the front matter are not part of the body either."""
     text, stated = _text(path), {"allow": "", "subject": ""}
     if (matter := _MATTER.match(text)) is not None:
         for name, value, items in _STATED.findall(matter[1]):
@@ -205,8 +206,8 @@ def _markdown(path: Path, limits: ParsingLimits) -> FileText:
 
 
 def _doubtful(matter: str, read: str) -> str:
-    """What is no principal, where front matter says otherwise than it is read here who may see a document:
-    such a document is not one for all. Empty where there is no doubt."""
+    """Return an invalid principal if front matter restricts who may see the document in a way that was not
+    understood, so that the document is refused instead of shown to all. Returns "" if there is no doubt."""
     stated = _LIKE_ALLOW.findall(matter)
     is_said = any(value.strip() not in _EMPTY or following for value, following in stated)
     return "front matter:allow" if len(stated) > 1 or (is_said and not read) else ""
@@ -231,14 +232,15 @@ _SPACE = re.compile(r"[ \t\r\f\v]+")
 
 @dataclass
 class _Page:
-    """An HTML page read from its start to its end; what is never closed is text."""
+    """Reads an HTML page from start to end; a construct that is never closed counts as text."""
 
     text: str
     titles: list[str] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     _hidden: list[str] = field(default_factory=list)
     _missing: set[str] = field(default_factory=set)
-    """What the rest of the page lacks: looked for once, or every `<` would be followed to the end."""
+    """Closing marks that the rest of the page lacks. Each is searched for once; otherwise every `<` would
+    cause a search to the end of the page."""
 
     def read(self) -> tuple[str, str]:
         at = 0
@@ -253,7 +255,7 @@ class _Page:
             self.words.append(words)
 
     def _markup(self, at: int) -> int:
-        """Where the text goes on after the markup that begins here, or after a `<` that begins none."""
+        """Return the position after the markup that begins here, or after a `<` that begins none."""
         if _OPENS.match(self.text, at):
             tag = None if ">" in self._missing else _TAG.match(self.text, at)
             if tag is not None:
@@ -280,7 +282,7 @@ class _Page:
         return tag.end()
 
     def _raw(self, name: str, at: int) -> int:
-        """Past an element whose contents are no markup; one without an end goes to the page's."""
+        """Return the position after an element whose contents are no markup, or after the page."""
         end = _RAW[name].search(self.text, at)
         last = len(self.text) if end is None else end.start()
         if name == "title":
@@ -300,7 +302,7 @@ def _html(path: Path, limits: ParsingLimits) -> FileText:
 
 
 def _resolved(text: str) -> str:
-    """With characters for their references; numbers beyond any character are none."""
+    """Replace character references by characters; numbers beyond Unicode become U+FFFD."""
     return unescape(_LONG_REFERENCE.sub("\ufffd", text))
 
 
@@ -331,7 +333,7 @@ def _pdf(path: Path, limits: ParsingLimits) -> FileText:
 
 
 def _within(texts: Iterator[str], limits: ParsingLimits, path: Path) -> Iterator[str]:
-    """The texts, while all of them together are no longer than allowed."""
+    """Yield the texts; raises DataError once all of them together are longer than allowed."""
     length = 0
     for text in texts:
         length += len(text)
@@ -379,7 +381,7 @@ READERS: dict[str, Callable[[Path, ParsingLimits], FileText]] = {
     ".xlsx": _office,
     ".eml": _mail,
 }
-"""What turns a file into title, empty if it has none, and body, by its suffix."""
+"""Functions that return title (empty if there is none) and body of a file, by its suffix."""
 TABLES = (".csv", ".tsv", ".parquet")
 """Files whose rows are documents."""
 
@@ -390,9 +392,9 @@ Parsed = FileText | Row
 
 
 class Parser:
-    """Reads files in a process of its own; for one thread at a time.
+    """Parses files in a separate process; to be used by one thread at a time.
 
-    Files that do not lie `within` its folder, when they are opened, are not read. `columns` are those of
+    A file that does not lie in the folder `within` when it is opened is not read. `columns` are those of
     tables.
     """
 
@@ -415,8 +417,8 @@ class Parser:
         self._end()
 
     def parse_all(self, paths: Iterable[Path]) -> Iterator[tuple[Path, Parsed | DataError]]:
-        """Every file, in order, with its title and body or why it has none; a table once for each row, and
-        once more where it cannot be read to its end."""
+        """Yield every file, in order, with its text or the error. A table comes once for each row, and once
+        more with an error if it cannot be read to its end."""
         rest, sent = iter(paths), deque[Path]()
         while True:
             for path in islice(rest, AHEAD - len(sent)):
@@ -481,7 +483,7 @@ class Parser:
         return self._process
 
     def _answer(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
-        """The parser's next answer; EOFError if it ended before that, TimeoutError if there is none."""
+        """Read the parser's next answer; EOFError if the process has ended, TimeoutError if none came."""
         until = time.monotonic() + self._patience
         size = int.from_bytes(_bytes(process, _PREFIX, until), "little")
         answer: dict[str, Any] = json.loads(_bytes(process, size, until).decode(*_UTF8))
@@ -536,7 +538,7 @@ def _write(pipe: IO[bytes] | None, message: dict[str, Any]) -> None:
 
 
 def _read(pipe: IO[bytes]) -> dict[str, Any] | None:
-    """The next message; None at the end of the stream."""
+    """Read the next message; None at the end of the stream."""
     prefix = pipe.read(_PREFIX)
     if len(prefix) < _PREFIX:
         return None
@@ -545,7 +547,7 @@ def _read(pipe: IO[bytes]) -> dict[str, Any] | None:
 
 
 def main(values: list[str]) -> None:
-    """The parser process: reads paths from stdin and writes texts until stdin ends."""
+    """Run the parser process: read paths from stdin and write texts until stdin ends."""
     limits = ParsingLimits(*map(int, values))
     _limit(resource.RLIMIT_AS, limits.memory_mb << 20)
     _limit(resource.RLIMIT_FSIZE, 0)
@@ -564,7 +566,7 @@ def main(values: list[str]) -> None:
 
 
 def _allow_time(limits: ParsingLimits) -> None:
-    """Processor time for a file, or for the next rows of a table."""
+    """Limit the processor time for a file, or for the next rows of a table."""
     _limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + limits.seconds)
 
 
@@ -592,7 +594,7 @@ def _problem(error: DataError) -> dict[str, Any]:
 
 
 def _limit(kind: int, value: int) -> None:
-    """A soft limit, where the system knows it; the hard one stays, so that the next file has its own."""
+    """Set a soft limit, if the system has it; the hard limit stays, so the next file can get its own."""
     with suppress(ValueError, OSError):
         resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
 

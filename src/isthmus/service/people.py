@@ -1,12 +1,12 @@
-"""Who is asking: a person, and the signed statement by which a broker names them to a silo.
+"""Persons, and the signed statement by which a broker names a person to a silo.
 
     sign = signer(tls.key.read_bytes())                                   # the broker's own TLS key
     text = Statement(person, "north", "POST /v1/search", message, digest).signed(sign)
     Statement.read(text, certificate=peer.certificate).person            # Refused unless that key signed it
 
-A statement names the silo, the request, its `isthmus-message` (time and nonce, which a silo admits once) and
-the SHA-256 of its body, so it is of no use with anything else, or elsewhere. Where a broker is known by an
-API key, which only loopback allows, the key takes the certificate's place (HMAC).
+A statement names the silo, the request, its `isthmus-message` (time and nonce, which a silo accepts once) and
+the SHA-256 of its body, so it cannot be used for another request or silo. If a silo identifies the broker by
+an API key, which only loopback allows, that key is used in place of the certificate's (HMAC).
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from isthmus.errors import ConfigError, DataError, Refused
 
 HEADER = "isthmus-person"
-"""The header that a statement travels in."""
+"""Header that contains a statement."""
 EVERYONE = "everyone"
-"""The principal that every person has."""
+"""Principal that every person has."""
 LONGEST, MOST_BYTES = 200, 4096
-"""Letters of an id or a group, and bytes of a person's groups in all: they are in every request."""
+"""Most characters of an id or a group, and bytes of a person's groups: they are in every request."""
 _CONTEXT = b"isthmus person 1\0"
-"""Stands before what is signed: the key signs nothing else that begins so."""
+"""Prefix of the signed bytes; the key signs nothing else with this prefix."""
 
 Sign = Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody who asks: their id, to a silo usually a pseudonym, and the groups that they are in."""
+    """A person who asks: their id, which for a silo is usually a pseudonym, and their groups."""
 
     id: str
     groups: frozenset[str] = frozenset()
 
     @property
     def principals(self) -> frozenset[str]:
-        """What rules name them by: `user:ID`, `group:NAME` for every group, and `everyone`."""
+        """Principals of the person in rules: `user:ID`, `group:NAME` for every group, and `everyone`."""
         return frozenset({f"user:{self.id}", EVERYONE, *(f"group:{name}" for name in self.groups)})
 
     def check(self) -> Person:
-        """The person itself; a ConfigError where an id or a group cannot be in a statement."""
+        """Return the person; raises ConfigError if an id or a group cannot be part of a statement."""
         for name in (self.id, *self.groups):
             if not (0 < len(name) <= LONGEST and name.isprintable()):
                 raise ConfigError("a person or a group needs a name", expected=f"1 to {LONGEST} letters")
@@ -67,7 +67,7 @@ class Person:
 
 @dataclass(frozen=True)
 class Statement:
-    """That a person makes one request of one silo.
+    """States that a person makes one request to one silo.
 
     `request` is its method and target, `message` its header against replays, `body` the SHA-256 of its body.
     """
@@ -79,15 +79,15 @@ class Statement:
     body: str
 
     def signed(self, sign: Sign) -> str:
-        """The text of the header."""
+        """Sign the statement and return it as the text of the header."""
         fields = {**vars(self), "person": self.person.id, "groups": sorted(self.person.groups)}
         payload = json.dumps(fields, separators=(",", ":")).encode()
         return f"{_base64(payload)}.{_base64(sign(_CONTEXT + payload))}"
 
     @classmethod
     def read(cls, text: str, *, certificate: bytes = b"", token: str = "") -> Statement:
-        """The statement in a header; Refused unless it was signed with the key of this certificate (DER), or
-        where there is none with this API key."""
+        """Read the statement in a header. Raises Refused unless it was signed with the key of this
+        certificate (DER) or, without a certificate, with this API key."""
         try:
             payload, signature = (
                 base64.b64decode(part + "=" * (-len(part) % 4), b"-_", validate=True)
@@ -104,13 +104,13 @@ class Statement:
 
 
 def digest_of(body: bytes) -> str:
-    """What a statement says of a body."""
+    """Digest of a request's body, as a statement has it."""
     return hashlib.sha256(body).hexdigest()
 
 
 @lru_cache(4)
 def signer(key: bytes) -> Sign:
-    """Signs with a private key, PEM: elliptic curve, Ed25519 or RSA."""
+    """Return a function that signs with a private key in PEM: elliptic curve, Ed25519 or RSA."""
     loaded: Any = serialization.load_pem_private_key(key, None)
     if isinstance(loaded, ed25519.Ed25519PrivateKey):
         return loaded.sign
@@ -122,7 +122,7 @@ def signer(key: bytes) -> Sign:
 
 
 def token_signer(token: str) -> Sign:
-    """Signs with an API key, for a silo that knows the broker by it."""
+    """Return a function that signs with an API key, for a silo that identifies the broker by that key."""
     return partial(_hmac, token)
 
 
@@ -130,7 +130,7 @@ _PSS = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 
 
 def _verify(certificate: bytes, token: str, signature: bytes, data: bytes) -> None:
-    """InvalidSignature unless the key signed the data."""
+    """Raise InvalidSignature unless the key signed the data."""
     key = _public_key(certificate) if certificate else None
     if isinstance(key, ed25519.Ed25519PublicKey):
         key.verify(signature, data)

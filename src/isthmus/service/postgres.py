@@ -16,13 +16,15 @@ from isthmus.service.stores import DocumentStore, migrations_of
 
 SCHEMA_LOCK = 0x49534E44
 CLEAR = ("disable", "allow", "prefer")
-"""Values of sslmode with which whoever is on the way may read, or have it in the clear."""
+"""Values of sslmode under which a third party can read the traffic, or force it into clear text."""
 
 
 def secured(url: str, key: str) -> str:
-    """The address with TLS and a verified name, unless it is on this machine or says how it wants TLS.
+    """Return the address with TLS and a verified name, unless it is on this machine or has an sslmode of its
+    own.
 
-    As libpq does, what the address leaves open is looked up in the environment.
+    As in libpq, values that the address lacks come from the environment. Raises ConfigError for an sslmode of
+    `CLEAR`.
     """
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -46,7 +48,7 @@ def secured(url: str, key: str) -> str:
 
 
 def _hosts(parts: Mapping[str, Any]) -> list[str]:
-    """Where libpq would connect to; an entry of a service file is unknown, and so elsewhere."""
+    """Hosts to which libpq would connect; that of a service file's entry is unknown and counts as remote."""
     for name, variable in (("hostaddr", "PGHOSTADDR"), ("host", "PGHOST")):
         text = parts.get(name) or ("" if parts.get("service") else os.environ.get(variable))
         if text:
@@ -59,7 +61,7 @@ def _is_here(host: str) -> bool:
 
 
 class PostgresStore(DocumentStore):
-    """Every thread has a connection of its own; a connection that the server closed is made again."""
+    """Store in PostgreSQL, with one connection per thread; one that the server has closed is opened again."""
 
     migrations = migrations_of("postgres")
 
@@ -120,7 +122,7 @@ class PostgresStore(DocumentStore):
             ) from error
 
     def _alive(self) -> Any:
-        """This thread's connection, made again if the server has gone away meanwhile."""
+        """This thread's connection, opened again if the server has closed it."""
         db = self._db()
         try:
             db.execute("SELECT 1")

@@ -1,10 +1,10 @@
-"""Threads for work that keeps a processor busy: the one that worked last works next, whose memory is warm.
+"""Threads for processor-bound work. The thread that finished last works next, since its memory is warm.
 
     processors = Processors(2, "search")
     hits = await processors.run(lambda: search("tidal power"))
 
-Futures of `concurrent.futures` have locks of their own and are copied into those of asyncio; here there is
-one future, which the loop settles.
+A future of `concurrent.futures` has its own locks and is copied into one of asyncio; here there is a single
+future, which the event loop settles.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class Processors:
-    """At most so many threads, which are started when they are needed and end with the process."""
+    """At most `most` threads, which are started when they are needed and end with the process."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most, self._name = most, name
@@ -31,7 +31,8 @@ class Processors:
         self._waiting: deque[_Job] = deque()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The result of the work. Cancelled, it gives up its turn; or the thread, when it ends."""
+        """Run `work` on one of the threads and return its result. Cancelling gives up the place in the queue,
+        or frees the thread once running work has ended."""
         future = asyncio.get_running_loop().create_future()
         with self._lock:
             if not self._idle and self._started < self._most:

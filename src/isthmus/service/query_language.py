@@ -1,17 +1,17 @@
-"""What a person's query says: words to rank by, and what narrows the search.
+"""Parse a person's query: words to rank by, and filters that narrow the search.
 
     tidal "spring tide" -lagoon turb* silo:north -type:pdf after:2019 before:2024-06
 
 | written | understood |
 |---|---|
 | "spring tide" | a phrase that documents must have, and two words to rank by |
-| -lagoon, -"spring tide" | a word or phrase that they must not have |
-| turb* | a word that begins so |
+| -lagoon, -"spring tide" | a word or phrase that documents must not have |
+| turb* | a word that begins with turb |
 | silo:north, type:pdf | one of the silos, one of the types named; with - before, none of them |
 | after:2019, before:2024-06 | from the first day of 2019 on; before the first day of June 2024 |
 
-Every text is a query: what cannot be read so is words, and a hint says why where somebody may have meant
-more. A query without any of this is its own words, to the last blank.
+Every text is a query: a part that does not parse is read as words, with a hint if something else may have
+been intended. A query without filters is its own words, unchanged to the last blank.
 
 >>> understood = parse('tidal "spring tide" -lagoon')
 >>> understood.words, understood.phrases, understood.without
@@ -29,9 +29,9 @@ from typing import Literal
 Kind = Literal["phrase", "without", "prefix", "silo", "other_silo", "type", "other_type", "after", "before"]
 FIELDS = ("silo", "type", "before", "after")
 MOST_PARTS = 20
-"""Of all kinds together; those after are words."""
+"""Filters of all kinds together that are used; further ones are read as words."""
 LEAST_PREFIX = 2
-"""Characters."""
+"""Characters that a prefix must have before the *."""
 _QUOTES = '"“”„‟«»'
 _PART = re.compile(
     rf"""(?P<minus>(?<!\S)-)?
@@ -47,22 +47,22 @@ _DATE = re.compile(r"(?P<year>[0-9]{4})(?:-(?P<month>[0-9]{1,2})(?:-(?P<day>[0-9
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something that narrows a search, and where it stands in the query: characters `start` to `end`."""
+    """A filter of a query, and its place in the query: characters `start` to `end`."""
 
     kind: Kind
     value: str
     start: int
     end: int
     date: int | None = None
-    """The Unix time of a date's first moment, UTC."""
+    """Unix time of a date's first moment, UTC."""
 
 
 @dataclass(frozen=True)
 class ParsedQuery:
-    """A query as it was understood."""
+    """The words and filters of a query."""
 
     words: str
-    """What hits are ranked by, and what judgements are about; empty where the query only narrows."""
+    """Words by which hits are ranked and to which judgements refer; empty if the query has filters alone."""
     parts: tuple[Part, ...] = ()
     hints: tuple[str, ...] = field(default=(), compare=False)
 
@@ -72,22 +72,22 @@ class ParsedQuery:
 
     @property
     def phrases(self) -> tuple[str, ...]:
-        """What documents must have."""
+        """Phrases that documents must have."""
         return self.of("phrase")
 
     @property
     def without(self) -> tuple[str, ...]:
-        """What they must not have."""
+        """Words and phrases that documents must not have."""
         return self.of("without")
 
     @property
     def since(self) -> int | None:
-        """The Unix time from which on dates must lie: the latest of several."""
+        """Unix time from which on documents must be dated: the latest of several."""
         return max(self._dates("after"), default=None)
 
     @property
     def until(self) -> int | None:
-        """The Unix time before which they must lie: the earliest of several."""
+        """Unix time before which documents must be dated: the earliest of several."""
         return min(self._dates("before"), default=None)
 
     def _dates(self, kind: Kind) -> list[int]:
@@ -95,18 +95,18 @@ class ParsedQuery:
 
     @property
     def narrows(self) -> bool:
-        """Whether it says more than words and silos."""
+        """Whether the query has filters besides those of silos."""
         return any(part.kind not in _SILOS for part in self.parts)
 
     def silos(self, names: Sequence[str]) -> list[str]:
-        """Those of some silos that are to be searched."""
+        """Return those of the named silos that are to be searched."""
         wanted, others = ({name.lower() for name in self.of(kind)} for kind in _SILOS)
         named = [name for name in names if not wanted or name.lower() in wanted]
         return [name for name in named if name.lower() not in others]
 
 
 def parse(query: str) -> ParsedQuery:
-    """Read any text as a query."""
+    """Parse any text as a query."""
     words: list[str] = []
     parts: list[Part] = []
     hints: list[str] = []
@@ -125,7 +125,7 @@ def parse(query: str) -> ParsedQuery:
 
 
 def _read(match: re.Match[str]) -> tuple[Part | None, str]:
-    """What a run of the query narrows by, if anything; and a hint where something else may be meant."""
+    """Parse a match. Returns the filter, if it is one, and a hint if another reading may be intended."""
     minus, name, quoted, bare = match.group("minus", "field", "quoted", "bare")
     value = bare if quoted is None else quoted.strip()
     if not _WORD.search(value):
@@ -150,7 +150,7 @@ def _read(match: re.Match[str]) -> tuple[Part | None, str]:
 
 
 def _filter(match: re.Match[str], name: str, value: str, minus: bool) -> tuple[Part | None, str]:
-    """A known field's part."""
+    """Return the filter of a known field, or None and a hint if its value is no date."""
     start, end = match.span()
     if name == "silo":
         return Part("other_silo" if minus else "silo", value, start, end), ""
@@ -163,7 +163,7 @@ def _filter(match: re.Match[str], name: str, value: str, minus: bool) -> tuple[P
 
 
 def first_moment(date: str) -> int | None:
-    """The Unix time with which a year, month or day begins, in UTC; None for what is no date."""
+    """Return the Unix time at which a year, month or day begins, in UTC; None if the text is no date."""
     match = _DATE.fullmatch(date)
     if match is None:
         return None
@@ -175,7 +175,7 @@ def first_moment(date: str) -> int | None:
 
 
 def unknown_silos(query: ParsedQuery, names: Iterable[str]) -> tuple[str, ...]:
-    """Hints at silos that the query names and that there are not."""
+    """Return hints about silos that the query names but that do not exist."""
     known = list(names)
     lower = {name.lower() for name in known}
     named = dict.fromkeys(name for kind in _SILOS for name in query.of(kind))
@@ -184,6 +184,6 @@ def unknown_silos(query: ParsedQuery, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def judged_query(query: str) -> str:
-    """What a judgement of a hit is about: the words that it was ranked by, whatever else narrowed it."""
+    """Return the text to which a judgement of a hit refers: the words without filters, if there are any."""
     words = parse(query).words
     return words if words.strip() else query

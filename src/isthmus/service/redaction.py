@@ -1,9 +1,9 @@
-"""Parts of documents that are withheld from most: neither searched nor counted nor encoded, and shown to few.
+"""Redaction: parts of documents that are neither searched nor counted nor encoded, and that only few may see.
 
     redact = [{field = "From", unless = ["group:doctors"]}, {field = "body", pattern = "[0-9]{10}"}]
 
-What is withheld is taken out when a source is read, before anything is indexed: nobody's search finds it,
-not even theirs to whom it is shown. The store has the whole text beside it, for them and for the owner.
+Withheld parts are removed when a source is read, before anything is indexed, so no search finds them, not
+even one by a person who may see them. The store also has the whole text, for those people and the owner.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from isthmus.config import require
 from isthmus.engines import principals_of
 
 MASK = "▮▮▮"
-"""In the place of what is withheld: no word."""
+"""Replaces withheld text; contains no word."""
 LINK = "link"
 
 Texts = tuple[str, str]
@@ -26,14 +26,14 @@ Texts = tuple[str, str]
 
 @dataclass(frozen=True)
 class Redaction:
-    """A field that is withheld from all but some: `title`, `body`, `link`, or what lines of the body begin
-    with ("From" of "From: …"). With a `pattern`, those parts of title or body alone."""
+    """A field that is withheld from most people: `title`, `body`, `link`, or the label of lines in the body
+    ("From" for "From: …"). With a `pattern`, only the matching parts of title or body are withheld."""
 
     field: str
     unless: tuple[str, ...] = ()
-    """Who sees it; without any, the owner alone."""
+    """Principals who may see the field; if empty, only the owner."""
     pattern: str = ""
-    """A regular expression."""
+    """Regular expression for the withheld parts; empty for the whole field."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unless", principals_of(self.unless))
@@ -54,11 +54,11 @@ class Redaction:
         return re.compile(rf"(?<=^{re.escape(self.field)}:)[^\n]+", re.MULTILINE | re.IGNORECASE)
 
     def hides_from(self, principals: frozenset[str] | None) -> bool:
-        """Whether it is withheld from these principals; None is of all."""
+        """Whether the field is withheld from these principals; None stands for the text that is indexed."""
         return principals is None or principals.isdisjoint(self.unless)
 
     def __call__(self, texts: Texts) -> Texts:
-        """A document without what is withheld."""
+        """Return title and body of a document without the withheld parts."""
         title, body = texts
         if self.field == "title":
             return self._expression.sub(MASK, title), body
@@ -66,7 +66,7 @@ class Redaction:
 
 
 def redacted(texts: Texts, rules: Iterable[Redaction], principals: frozenset[str] | None = None) -> Texts:
-    """Title and body as these principals see them; None is as they are searched."""
+    """Return title and body as these principals may see them; with None, as they are indexed."""
     for rule in rules:
         if rule.hides_from(principals):
             texts = rule(texts)

@@ -1,9 +1,9 @@
-"""The collection statistics that a silo releases: exact, or private with noise drawn once and stored.
+"""Collection statistics that a silo releases: exact, or private with noise that is drawn once and stored.
 
-A private release is charged to every document it is of, then kept, and only then shown. It is drawn anew when
-enough documents have changed and the budget allows; else what was shown before is shown again, which costs
-nothing. Every draw has a random name of its own, in the ledger and in the file: a file that is lost is paid
-for a second time, because its noise cannot be drawn a second time.
+A private release is charged to every document that it covers, then stored, and only then returned. It is
+drawn anew when enough documents have changed and the budget allows it; otherwise the stored release is
+returned again, which costs nothing. Every draw has a random name of its own, in the ledger and in the file.
+If the file is lost, the statistics are charged a second time, because the same noise cannot be drawn again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger("isthmus.service")
 
 
 class Releases:
-    """The statistics that leave one silo, the same for every peer and every request."""
+    """Releases the statistics of one silo, the same for every peer and every request."""
 
     def __init__(self, settings: NodeSettings, ledger: Ledger, index: Index, family: HashFamily) -> None:
         self.silo, self.settings = settings.silo, settings.statistics
@@ -50,14 +50,14 @@ class Releases:
             ledger.expect(int(last.about.get("ledger", 0)), self._file)
 
     def to(self, peer: str) -> bytes:
-        """The packed statistics in the form that the silo allows; raises Refused or BudgetExhausted."""
+        """Return the packed statistics, as the silo allows them; raises Refused or BudgetExhausted."""
         with self._lock:
             if self.settings.form == "none":
                 raise Refused("this silo does not share statistics")
             return self._exact(peer) if self.settings.form == "exact" else self._private(peer)
 
     def forget(self, documents: Collection[str]) -> bool:
-        """Take documents off the list that the last release has of those it is of; whether any was on it."""
+        """Remove documents from those listed in the last release. Returns whether any was listed."""
         with self._lock:
             release = self._last()
             if release is None:
@@ -114,9 +114,11 @@ class Releases:
         return self._cached
 
     def _is_stale(self, release: Statistics) -> bool:
-        """Whether settings differ from the release's, or more than the share `renew` of documents changed.
+        """Whether settings differ from the release's, or more than the share `renew` of documents has
+        changed.
 
-        Documents count, not changes: one that is edited every day spends nobody else's budget.
+        Changed documents count, not changes: one that is edited every day does not spend the budget of
+        others.
         """
         if set(release.tables) != set(self._tables) or release.epsilon != self.settings.epsilon:
             return True
@@ -126,7 +128,7 @@ class Releases:
         return outdated(self.index.snapshot, since, int(documents), self.settings.renew)
 
     def _drawn(self, peer: str) -> Statistics:
-        """Draw noise, charge the ledger and store the release; the list of its documents never leaves."""
+        """Draw noise, charge the ledger and store the release, whose list of documents never leaves."""
         snapshot = self.index.snapshot
         every = counted_documents(snapshot, self.index, self.ledger, by_subject=self._by_subject)
         covered, handles, _ = every.bounded(self.ledger, self._per_subject)
@@ -163,14 +165,14 @@ class Releases:
 
 
 class CountedDocuments(NamedTuple):
-    """Documents that a release counts, their handles, and the subject of each, "" for none."""
+    """Documents that a release counts, their handles, and the subject of each ("" for none)."""
 
     covered: Covered
     handles: IntArray
     subjects: list[str]
 
     def bounded(self, ledger: Ledger, per_subject: int) -> CountedDocuments:
-        """Without those beyond so many of a subject; always the same ones, whatever they say."""
+        """Return at most `per_subject` documents of each subject, chosen regardless of their text."""
         if not any(self.subjects):
             return self
         rows = np.flatnonzero(~ledger.copies(self.covered, per_subject=per_subject))
@@ -183,8 +185,8 @@ class CountedDocuments(NamedTuple):
 def counted_documents(
     snapshot: Snapshot, index: Index, ledger: Ledger, *, by_subject: bool
 ) -> CountedDocuments:
-    """The documents that a release may count, one of those that have the same text; the ledger knows whose
-    they are before anything of them leaves."""
+    """Return the documents that a release may count, one of each group with the same text. Their subjects are
+    stored in the ledger before any of their data leave."""
     handles = snapshot.reader.handles()
     names = snapshot.reader.ids(handles)
     texts = index.store.get(names)
@@ -200,8 +202,8 @@ def counted_documents(
 
 
 def outdated(snapshot: Snapshot, since: int, documents: int, renew: float) -> bool:
-    """Whether more than the share `renew` of documents is new, changed or gone since a change, when there
-    were so many."""
+    """Whether more than the share `renew` of documents is new, changed or gone since the change number
+    `since`, when there were `documents` of them."""
     same = len(snapshot) - snapshot.reader.changed_after(since)
     return max(len(snapshot), documents) - same > max(1.0, renew * documents)
 
@@ -212,6 +214,6 @@ def released_file(settings: NodeSettings) -> Path:
 
 
 def _draw_of(statistics: Statistics) -> str:
-    """The name of a release's noise; older files have the number of a refresh."""
+    """Name of a release's draw of noise; in older files, the number of a refresh."""
     about = statistics.about
     return f"draw {about['draw']}" if "draw" in about else f"refresh {int(about['refresh'])}"

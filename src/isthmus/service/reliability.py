@@ -1,4 +1,4 @@
-"""Reliability curves of a silo's probabilities, for the Calibration view: of validation, and of feedback."""
+"""Reliability curves of a silo's probabilities for the Calibration view, from validation or feedback."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from isthmus.service.wire import Bin, Calibration, ReliabilityCurve, ThresholdRo
 from isthmus.tables import replacing
 
 SHOWN = "shown"
-"""The name of the probabilities that people see, beside those of single retrievers."""
+"""Name under which the probabilities that people see are listed, beside the retrievers' names."""
 EVERY_SILO = "all silos"
 BINS = 10
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(20))
 DRAWS = 100
 LEAST_HITS = 10
-"""Hits of a bin, and between two thresholds, where single judgements are not to be read off."""
+"""Fewest hits of a bin, and between two thresholds, so that single judgements cannot be read off."""
 
 
 def reliability_curve(
@@ -36,7 +36,7 @@ def reliability_curve(
     source: Literal["validation", "feedback"] = "validation",
     least: int = 1,
 ) -> ReliabilityCurve:
-    """One curve, with what thresholds keep and the error that a perfect model would show at this size.
+    """Compute one curve, with precision and recall by threshold, and the ECE of a perfect model at this size.
 
     Neighbouring bins are joined until each has `least` hits.
     """
@@ -73,7 +73,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def _spans(count: NDArray[Any], least: int) -> list[tuple[int, int]]:
-    """Bins that are not empty, neighbours together until they have enough; the last take what is left."""
+    """Return ranges of non-empty bins, joined until each has `least` hits; the last takes the rest."""
     spans: list[tuple[int, int]] = []
     for at in np.flatnonzero(count).tolist():
         if spans and count[slice(*spans[-1])].sum() < least:
@@ -109,7 +109,7 @@ def _thresholds(probabilities: FloatArray, truth: FloatArray, least: int) -> lis
 
 
 def curves_of(silo: str, judgements: Sequence[Judgement]) -> list[ReliabilityCurve]:
-    """Curves of people's judgements: of the probabilities they saw, and of every retriever's."""
+    """Compute curves from people's judgements: of the probabilities they saw, and of every retriever's."""
     pairs: dict[str, list[tuple[float, bool]]] = {}
     for judgement in judgements:
         named = {SHOWN: judgement.probability, **judgement.evidence}
@@ -125,9 +125,9 @@ def curves_of(silo: str, judgements: Sequence[Judgement]) -> list[ReliabilityCur
 
 
 def learned_curve(record: Mapping[str, Any]) -> ReliabilityCurve | None:
-    """The curve of hits that were shown, over all silos, from the record of a learning run; None without one.
+    """Return the curve of shown hits over all silos from the record of a learning run; None if it has none.
 
-    Its groups are of folds that the calibration has not seen.
+    Its bins come from folds on which the calibration was not fitted.
     """
     after = record.get("calibration", {}).get("after", {})
     if not (groups := after.get("groups")):
@@ -158,13 +158,13 @@ def learned_curve(record: Mapping[str, Any]) -> ReliabilityCurve | None:
 
 
 def save_curves(curves: Sequence[ReliabilityCurve], path: str | PathLike[str]) -> None:
-    """Write curves for `models.reliability`."""
+    """Write curves to a file for the setting `models.reliability`."""
     with replacing(path) as stream:
         stream.write(Calibration(curves=list(curves)).model_dump_json(indent=1).encode())
 
 
 def validation_curves(path: Path | None, silo: str) -> list[ReliabilityCurve]:
-    """The curves of this silo in a file that `save_curves` wrote; none while there is no file."""
+    """Read this silo's curves from a file that `save_curves` wrote; none if there is no file."""
     if path is None or not path.exists():
         return []
     try:

@@ -1,4 +1,4 @@
-"""One list of silos' answers: in order, duplicates folded, matches counted, other spellings proposed."""
+"""Merge silos' answers into one list: sort hits, fold duplicates, sum matches, propose other spellings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from isthmus.service.spelling import edits
 from isthmus.text import STOP_WORDS
 
 MOST_EDITS = 2
-"""Between a word and another spelling of it."""
+"""Most edits between a word and another spelling of it."""
 _WORD = re.compile(r"[^\W_]+")
 _Keyed = tuple[float, float, int, str, int, wire.Hit]
 
@@ -23,11 +23,11 @@ _Keyed = tuple[float, float, int, str, int, wire.Hit]
 def in_order(
     lists: Iterable[Sequence[wire.Hit]], *, last: Container[str] = (), apart: Collection[str] = ()
 ) -> list[wire.Hit]:
-    """Hits of several silos, each list best first, by probability, ties by score, then as their silos have
-    them: however long the lists are, the first hits are the same.
+    """Sort the hits of several silos, each list best first: by probability, ties by score, then by the order
+    in their silo. The first hits are the same however long the lists are.
 
-    A hit without a probability comes after all that have one; of silos in `last`, at the end. A silo in
-    `apart` has scores of its engine's own: its hits take turns with the others'.
+    A hit without a probability comes after all that have one, and last if its silo is in `last`. A silo in
+    `apart` has scores of its own engine: its hits take turns with those of the others.
     """
 
     rated, plain, odd = list[_Keyed](), list[_Keyed](), list[_Keyed]()
@@ -43,15 +43,15 @@ def in_order(
 
 
 def _in_turns(hits: list[wire.Hit], apart: Collection[str]) -> list[wire.Hit]:
-    """Hits in turns: of each silo apart, and of all others."""
+    """Interleave hits: one of each silo in `apart` and one of all others in every turn."""
     lists = [[hit for hit in hits if hit.silo not in apart]]
     lists += [[hit for hit in hits if hit.silo == silo] for silo in sorted(apart)]
     return [hit for turn in zip_longest(*lists) for hit in turn if hit is not None]
 
 
 def group_copies(hits: Iterable[wire.Hit]) -> list[list[wire.Hit]]:
-    """Hits of different silos with the same text together, the best first, where the best of them stands: no
-    silo's word is taken for what another has."""
+    """Group hits of different silos that have the same text, best first, at the position of the best hit. No
+    silo is trusted about what another silo has."""
     groups_in_order: list[list[wire.Hit]] = []
     groups: dict[str, list[list[wire.Hit]]] = {}
     for hit in hits:
@@ -68,7 +68,7 @@ def group_copies(hits: Iterable[wire.Hit]) -> list[list[wire.Hit]]:
 
 
 def folded(group: Sequence[wire.Hit]) -> wire.Hit:
-    """The first hit of a group, which names the others. Digests end here."""
+    """Return the first hit of a group, with the others in `also`; digests are removed."""
     hit, *copies = group
     if not hit.digest and not hit.also:
         return hit
@@ -83,7 +83,7 @@ def has_more(lists: Iterable[Sequence[wire.Hit]], depth: int, threshold: float) 
 
 
 def facets_of(answers: Mapping[str, wire.NodeAnswer]) -> wire.Facets | None:
-    """Matches of all silos that count; None where none does."""
+    """Sum the matches of all silos that report counts; None if none does."""
     counted = {silo: answer.matches for silo, answer in answers.items() if answer.matches is not None}
     if not counted:
         return None
@@ -102,10 +102,11 @@ def facets_of(answers: Mapping[str, wire.NodeAnswer]) -> wire.Facets | None:
 
 
 def suggestion_of(query: str, answers: Mapping[str, wire.NodeAnswer]) -> wire.Suggestion | None:
-    """Another spelling of words that hardly any document has in any silo which says so.
+    """Propose another spelling of words that are rare in every silo that reports spellings.
 
-    A silo that has the word vetoes it; of several spellings the nearest, then what most silos propose. What
-    is no word spelled like it would be a silo's own words, or a filter, in the mouth of whoever searches.
+    A silo that has the word vetoes it. Of several spellings the nearest is chosen, then the one that most
+    silos propose. Proposals that are not a single word with similar spelling are ignored: a silo could use
+    them to put its own words, or a filter, into a person's query.
     """
     proposals = {silo: answer.spellings for silo, answer in answers.items() if answer.spellings is not None}
     rare = [{each.word for each in spellings} for spellings in proposals.values()]
@@ -130,12 +131,12 @@ def suggestion_of(query: str, answers: Mapping[str, wire.NodeAnswer]) -> wire.Su
 
 
 def _respelled(query: str, instead: Mapping[str, str]) -> str:
-    """The query with other words, all else as it is."""
+    """Replace words of the query and leave the rest as it is."""
     return _WORD.sub(lambda match: instead.get(match.group().lower(), match.group()), query)
 
 
 def narrowing_of(query: ParsedQuery) -> dict[str, Any]:
-    """What a query narrows by, as nodes are told; without what it does not say."""
+    """Return the filters of a query as nodes receive them, without empty ones."""
     lists = {
         "phrases": query.phrases,
         "prefixes": query.of("prefix"),
@@ -151,7 +152,7 @@ def narrowing_of(query: ParsedQuery) -> dict[str, Any]:
 
 
 def understood_query(query: ParsedQuery, hints: Collection[str] = ()) -> wire.Understood:
-    """What people are told of their query."""
+    """Describe how a query was understood, for people."""
     parts = [
         wire.QueryPart(kind=part.kind, value=part.value, start=part.start, end=part.end)
         for part in query.parts

@@ -2,9 +2,9 @@
 
     sources = [{kind = "folder", path = "letters", keep_days = 365, keep_judgements_days = 90}]
 
-What is older is erased as a withdrawn document is, with a receipt, and its source does not bring it back. A
-clock that jumps must not empty a silo: where more than half of its documents or judgements would go at once,
-nothing goes until the operator confirms it; nor while the clock is behind the last time.
+Older documents are erased like withdrawn ones, with a receipt, and their source does not bring them back. A
+clock that jumps must not empty a silo: if more than half of its documents or judgements would go at once,
+nothing is erased until the operator confirms it. The same holds while the clock is behind the last time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from isthmus.service.node import Node
 
 DAY = 86_400.0
 MOST = 0.5
-"""The share of documents, or of judgements, that may go without being confirmed."""
+"""Largest share of documents, or of judgements, that may be erased without confirmation."""
 STATE = "retention.json"
-"""When rules were applied last, in the node's folder."""
+"""File in the node's folder with the time at which rules were applied last."""
 
 _log = logging.getLogger("isthmus.service")
 
@@ -32,7 +32,7 @@ _log = logging.getLogger("isthmus.service")
 def apply_retention(
     node: Node, *, dry_run: bool = False, confirmed: bool = False, clock: Callable[[], float] = time.time
 ) -> wire.RetentionReport:
-    """Erase what is older than the sources' rules say; with `dry_run` only tell what would go."""
+    """Erase what is older than the sources' rules allow; with `dry_run`, only report what would be erased."""
     now, store = clock(), node.store
     rules = [each for each in node.settings.sources if each.keep_days or each.keep_judgements_days]
     if not rules:
@@ -73,7 +73,7 @@ def apply_retention(
 
 
 def _doubt(node: Node, documents: int, judgements: int, now: float) -> str:
-    """Why this is not done without being confirmed; "" where nothing speaks against it."""
+    """Return why erasing needs confirmation; "" if it does not."""
     cure = "isthmus documents retention --confirm, if that is meant"
     file = node.settings.folder / STATE
     last = json.loads(file.read_bytes())["at"] if file.exists() else 0.0

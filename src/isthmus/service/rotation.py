@@ -1,19 +1,19 @@
-"""Other keys in the place of those in use: what each costs, and the change itself, whole or not at all.
+"""Key rotation: what replacing each kind of key costs, and the change itself, complete or not at all.
 
     plan = Rotation.of("hash", [Path("north/silo.toml")])
-    plan.costs                                  # what a person agrees to before anything changes
+    plan.costs                                  # to be confirmed by a person before anything changes
     plan.carry_out(new_hash_key())
 
     hits        silo.toml     tokens of hits, names of documents for peers that may not read them
     persons     broker.toml   pseudonyms of people towards silos
-    hash        silo.toml     the text that silos share: released statistics, digests of copies, folds
+    hash        silo.toml     shared by silos: for released statistics, digests of copies, folds
     group       folder        the hash key of private counts
     noise       folder        the secret behind the noise of private counts
     decoys      folder        the choice of decoys
-    identity    folder        what a silo signs and opens boxes with
+    identity    folder        the key with which a silo signs and opens boxes
 
-Every key is one file, replaced in one step: after a crash the old one is there or the new one, never neither.
-Certificates are in `certificates`, API keys in `security`.
+Every key is one file, replaced in one step: after a crash either the old or the new one is there. The
+rotation of certificates is in `certificates`, that of API keys in `security`.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _HASH_KEY = re.compile(r"^(?P<before>\s*hash_key\s*=\s*)(?P<value>\"[^\"\n]*\"|'
 
 @dataclass(frozen=True)
 class Rotation:
-    """One kind of key in one place or several, before it is changed."""
+    """Planned rotation of one kind of key, in one place or several."""
 
     kind: str
     places: tuple[Path, ...]
     costs: tuple[str, ...]
-    """What the change costs, in sentences."""
+    """Costs of the change, in sentences."""
     after: tuple[str, ...]
-    """What is to be done then."""
+    """Steps to take after the change."""
 
     @classmethod
     def of(cls, kind: str, places: Sequence[Path]) -> Rotation:
-        """What changing these keys costs; raises where there are none."""
+        """Work out what changing these keys costs; raises if there are none of this kind."""
         if kind not in KINDS:
             raise ConfigError(f"no kind of key {kind!r}", key=kind, known=KINDS)
         about = KINDS[kind]
@@ -57,14 +57,14 @@ class Rotation:
         return cls(kind, tuple(places), tuple(dict.fromkeys(costs)), about.after)
 
     def carry_out(self, text: str = "") -> None:
-        """Change the keys; of the kind hash to this text, which all silos share."""
+        """Replace the keys by new random ones; of the kind hash by `text`, which all silos share."""
         for place in self.places:
             KINDS[self.kind].change(place, text)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is known of a kind of key."""
+    """Properties of one kind of key: the costs of a change, the change itself, and the steps after it."""
 
     costs: Callable[[Path], list[str]]
     change: Callable[[Path, str], None]
@@ -118,7 +118,7 @@ def _hash_costs(config: Path) -> list[str]:
 
 
 def _left(ledger: Path, epsilon: float) -> str:
-    """What a ledger has for such a charge."""
+    """Describe the budget that a ledger has left for a charge of `epsilon`."""
     if not ledger.exists():
         return "nothing was spent yet"
     with Ledger(ledger, checked=False) as opened:
@@ -164,7 +164,7 @@ def _change_identity(folder: Path, text: str) -> None:
 
 
 def _change_hash(config: Path, text: str) -> None:
-    """Write the key into silo.toml, once the file that results has been read and has it."""
+    """Write the key into silo.toml, once the resulting file has been read and has it."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{16,200}", text):
         raise DataError(
             "not a hash key", cure="16 to 200 letters, digits, - and _: isthmus keys rotate hash -o"
@@ -202,7 +202,7 @@ def new_hash_key() -> str:
 
 
 def read_hash_key(file: Path) -> str:
-    """The hash key in a file that `-o` wrote on another machine."""
+    """Read the hash key from a file that `-o` wrote on another machine."""
     return private_file(file).read_text(encoding="utf-8").strip()
 
 

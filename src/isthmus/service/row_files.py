@@ -1,13 +1,13 @@
-"""Tables to documents, a row each: .csv, .tsv and .parquet.
+"""Tables to documents, one per row: .csv, .tsv and .parquet.
 
-    id,title,body        columns that are called so, or by another usual name; or those that `columns` names
-    name,phone,notes     no column for the body: all columns, a line each, "phone: 0123"
+    id,title,body        columns with these or other usual names; or those that `columns` names
+    name,phone,notes     no column for the body: all columns, one per line, "phone: 0123"
     date                 a day, a moment (ISO 8601), a year, or Unix seconds: the document's date
-    allow                who may see it, "group:doctors; user:ada"; whom it is about is a column that
-                         `columns.subject` names
+    allow                who may see it, "group:doctors; user:ada"
+    (columns.subject)    the person it is about; this column has no usual name
 
-A row without a column for ids is known by its number, from 1 for the first after the names: rows that are
-put in or taken out before it give it another. Rows come in batches, so a table may be larger than a document.
+Without a column for ids, a row's id is its number, from 1 for the first row after the names; inserting or
+removing rows before it changes its id. Rows come in batches, so a table may be larger than a document.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 from isthmus.errors import DataError
 
 LARGEST = 2 << 30
-"""Bytes of a table."""
+"""Bytes of the largest table that is read."""
 MOST_ROWS, TIMES = 5_000_000, 200
-"""Rows of a table, and how many times the characters of one document it may have in all."""
+"""Most rows of a table, and its most characters as a multiple of those of one document."""
 BATCH, BATCH_CHARACTERS = 500, 1 << 22
-"""Rows that are sent at once, and about how many characters."""
+"""Rows in one batch, and about how many characters."""
 _MARKS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (codecs.BOM_UTF8, "utf-8-sig"))
 _USUAL = {
     "id": ("id", "_id", "docid", "doc_id", "document_id", "document", "key", "uuid", "number", "nr"),
@@ -38,13 +38,13 @@ _USUAL = {
     "allow": ("allow",),
     "subject": (),
 }
-"""What columns are usually called, the likeliest first."""
+"""Usual names of columns, the likeliest first."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table that have the id, the title, the body, the date and who may see it; where none
-    is named, those that are usually called so. Whom it is about is named, or not known."""
+    """Names of a table's columns with id, title, body, date, and who may see a document; for empty ones, the
+    usual names are tried. `subject` names the column of the person it is about, which has no usual name."""
 
     id: str = ""
     title: str = ""
@@ -55,19 +55,20 @@ class Columns:
 
 
 class Row(NamedTuple):
-    """A row as a document; without a column for ids its number is its id."""
+    """A row as a document; without a column for ids, its id is its number."""
 
     id: str
     title: str
     body: str
     date: int | None = None
-    """Its Unix time."""
+    """Unix time of the document."""
     allow: str = ""
     subject: str = ""
 
 
 def read_rows(path: Path, suffix: str, columns: Columns, characters: int) -> Iterator[list[Row]]:
-    """The rows of a table in batches; a DataError where one has more than `characters`, or all far more."""
+    """Yield the rows of a table in batches. Raises DataError if a row has more than `characters`, or the
+    table more than `MOST_ROWS` rows or `TIMES` as many characters."""
     rows = _parquet(path, columns) if suffix == ".parquet" else _csv(path, suffix, columns, characters)
     total, batch, size = characters * TIMES, list[Row](), 0
     for number, row in enumerate(rows, 1):
@@ -88,7 +89,7 @@ def read_rows(path: Path, suffix: str, columns: Columns, characters: int) -> Ite
 
 
 def moment_of(text: str) -> int | None:
-    """The Unix time of a date as tables have it, in UTC where it names no zone; None for what is none."""
+    """Return the Unix time of a date as tables have it, in UTC if it names no zone; None if it is no date."""
     text = text.strip()
     if text.isascii() and text.isdigit() and len(text) in (9, 10, 13):  # Unix seconds, or a thousand a second
         return int(text[:10])
@@ -102,7 +103,7 @@ def moment_of(text: str) -> int | None:
 
 
 def _picked(names: Sequence[str], columns: Columns, path: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The columns for a document's parts, "" for none, and those for its body."""
+    """Choose the columns for a document's parts ("" for none), and those for its body."""
     lower = {name.strip().lower(): name for name in reversed(names)}
 
     def column(part: str, wanted: str) -> str:
@@ -162,8 +163,8 @@ def _csv(path: Path, suffix: str, columns: Columns, characters: int) -> Iterator
 
 
 def _cells(lines: Iterator[str], separator: str, width: int, path: Path) -> Iterator[list[str]]:
-    """The cells of every row. What is beyond the last column belongs to it: a text with a separator that
-    nobody quoted. A quotation mark that never closes has taken all rows after it, which is a DataError."""
+    """Yield the cells of every row. Cells beyond the last column are joined to it: they come from a text with
+    an unquoted separator. An unclosed quotation mark would swallow all rows after it and raises DataError."""
     record: list[str] = []
 
     def recorded() -> Iterator[str]:
@@ -194,7 +195,7 @@ def _check_closed(record: Sequence[str], separator: str, number: int, path: Path
 
 
 def _encoding(path: Path) -> str:
-    """UTF-8, or what was common before; a byte-order mark decides."""
+    """Return the encoding of a file: by its byte-order mark, else UTF-8, else Windows-1252."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with path.open("rb") as stream:
         beginning = stream.read(4)
@@ -244,7 +245,7 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Row]:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Whether a column's values can stand in a text: no lists, no structures."""
+    """Whether a column's values can be part of a text: no lists, structures or binary data."""
     from pyarrow import types
 
     return not types.is_nested(kind) and not types.is_binary(kind) and not types.is_large_binary(kind)

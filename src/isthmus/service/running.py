@@ -1,4 +1,4 @@
-"""A node or the broker as a process: its server, its training, and how they end together."""
+"""Run a node or the broker as a process: its server, its training, and how they end together."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from isthmus.service.silo_training import ENVIRONMENT, TrainingRole, pauses, tak
 from isthmus.service.tracing import start_tracing
 
 PATIENCE = 10.0
-"""Seconds that training is given to end."""
+"""Seconds that the training process has to end."""
 
 YOUNG = 20_000
-"""Objects that are made before the garbage collector looks at them."""
+"""New objects after which the garbage collector runs."""
 SETTLED = (1.0, 30.0)
-"""Seconds after a server has begun to listen, when most of what it will keep is there."""
+"""Seconds after a server began to listen at which `_freeze` is called: most lasting objects exist by then."""
 
 _log = logging.getLogger("isthmus.service")
 
@@ -61,7 +61,7 @@ def run_node(
 ) -> None:
     """Serve until SIGINT or SIGTERM; requests under way are finished, then everything is closed.
 
-    SIGHUP and SIGUSR1 have the sources read again, as the settings that `reread` gives name them.
+    On SIGHUP and SIGUSR1 the sources are read again, with the settings that `reread` returns.
     """
     if settings.training is not None:
         check_extra("train", "[training]", "flwr")
@@ -114,12 +114,12 @@ def run_node(
 
 
 def _warm() -> None:
-    """Import what a search needs and listening does not, so that the first search need not wait for it."""
+    """Import modules that a search needs but listening does not, so that the first search need not wait."""
     import scipy.special  # noqa: F401
 
 
 def run_broker(settings: BrokerSettings, *, started: Callable[[str], None] = lambda url: None) -> None:
-    """Serve all silos' search until SIGINT or SIGTERM."""
+    """Serve the search over all silos until SIGINT or SIGTERM."""
     from isthmus.service.api import broker_app
     from isthmus.service.broker import Broker
 
@@ -139,7 +139,7 @@ def run_broker(settings: BrokerSettings, *, started: Callable[[str], None] = lam
 
 
 def run_local(app: ASGIApp, *, port: int = 0, started: Callable[[str], None] = lambda url: None) -> None:
-    """Serve an app of one person's on loopback until SIGINT or SIGTERM."""
+    """Serve the app of one person on loopback until SIGINT or SIGTERM."""
     _check_free("127.0.0.1", port)
     _serve(server(app, port=port), "127.0.0.1", started)
 
@@ -184,15 +184,16 @@ async def _served(serving: Server, host: str, started: Callable[[str], None]) ->
 
 
 def _freeze() -> None:
-    """Have the garbage collector pass over what is here by now and mostly stays: to look through it takes a
-    tenth of a second, in which nobody is answered. A search makes many objects, and no cycles of them."""
+    """Exempt the objects that exist by now, most of which last, from garbage collection: scanning them
+    takes a tenth of a second, in which no request is answered. A search makes many objects, and no cycles
+    of them."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG)
 
 
 def _check_free(host: str, port: int) -> None:
-    """Fail in one line, before anything is opened, where somebody listens already."""
+    """Raise a one-line ConfigError, before anything is opened, if the port is taken."""
     problem = listen_problem(port, host) if port else ""
     if problem:
         message = f"{host}:{port} cannot be listened at: {problem}"
@@ -212,7 +213,7 @@ def run_training(settings: NodeSettings) -> None:
 
 @contextmanager
 def training(settings: NodeSettings, wanted: SiloTraining) -> Iterator[TrainingProcess]:
-    """The silo's process for training while the node runs."""
+    """Run the silo's training process while the node runs."""
     if wanted.user and wanted.private is not None:
         _hand_over(wanted.private, wanted.user)
     else:
@@ -225,7 +226,7 @@ def training(settings: NodeSettings, wanted: SiloTraining) -> Iterator[TrainingP
 
 
 def _hand_over(folder: Path, user: str) -> None:
-    """Let the user of the training process have the folder of keys, with the ledger that both write."""
+    """Give the user of the training process the folder of keys, with the ledger that both processes write."""
     try:
         for path in (folder, *folder.rglob("*")):
             shutil.chown(path, user)
@@ -240,7 +241,7 @@ def _hand_over(folder: Path, user: str) -> None:
 class TrainingProcess:
     """A process that takes part in training, started again whenever it ends by itself.
 
-    It has an environment of its own, nothing of the node's, and the paths of its `part`.
+    It has an environment of its own, nothing of the node's, and the paths in its `part`.
     """
 
     def __init__(self, part: TrainingRole, log: Path) -> None:

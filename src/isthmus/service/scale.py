@@ -1,12 +1,12 @@
 """One scale for the scores of two retrievers in all silos, from sums that silos add up, without judgements.
 
-    silo     makes queries of its own documents (a title, or how the text begins), searches itself for them
+    silo     makes queries of its own documents (a title, or the beginning of the text), searches itself
              without the document, and sums the scores of the candidates, retriever by retriever
-    broker   adds the sums of all silos whose encoder is the same and hands the total back
+    broker   adds the sums of all silos with the same encoder and sends the total back
     silo     scores by the total's means and deviations: `scoring.HybridScorer`
 
-Deviations are within queries: only those order a list. BM25 enters as a share of the query's Σ idf, whose
-deviation depends little on how long queries are, so that made-up ones can stand for those people ask.
+Deviations are within queries, since only those order a list. BM25 enters as a share of the query's Σ idf; its
+deviation depends little on the length of queries, so synthetic queries can stand for those of people.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
     from isthmus.learning import BaselineScale
 
 QUERIES, WORDS, DEPTH = 64, 12, 100
-"""Queries that a silo makes of its documents, words that each has at most, and candidates of a retriever."""
+"""Queries that a silo makes of its documents, most words of each, and candidates per retriever."""
 LEAST_QUERIES = 10
-"""A silo with fewer of them keeps its sums to itself."""
+"""Fewest queries: a silo with fewer gives no sums."""
 MOST_SCORES = QUERIES * 2 * DEPTH
-"""In the sums of one silo: one that claims more would count for more than its share."""
+"""Most scores in the sums of one silo; a silo that claims more would have more than its share of weight."""
 MOST_APART = 2.0
-"""How many times the median of silos' deviations one silo's may be."""
+"""Factor by which one silo's deviation may differ from the median of silos' deviations."""
 JSON = "application/json"
 
 _log = logging.getLogger("isthmus.service")
 
 
 def measure(silo: str, snapshot: Snapshot, store: DocumentStore) -> SiloScores:
-    """The silo's score sums over queries made of its own documents; of nothing where it has too few."""
+    """Compute the silo's score sums over queries made of its own documents; empty sums if it has too few."""
     lists: dict[str, list[FloatArray]] = {"bm25": [], "dense": []}
     pretrained = snapshot.encoder.pretrained
     for change in store.spread(QUERIES):
@@ -69,12 +69,12 @@ def measure(silo: str, snapshot: Snapshot, store: DocumentStore) -> SiloScores:
 
 
 def _query(change: Change) -> str:
-    """The title, or how the text begins."""
+    """Make a query of a document: its title, or the beginning of its text."""
     return " ".join((change.title.strip() or change.body[:1_000]).split()[:WORDS])
 
 
 def _summed(lists: Sequence[FloatArray]) -> ScoreSums:
-    """The sums over lists of scores, one a query."""
+    """Sum up lists of scores, one list per query."""
     return ScoreSums(
         count=sum(map(len, lists)),
         total=float(sum(each.sum() for each in lists)),
@@ -83,9 +83,9 @@ def _summed(lists: Sequence[FloatArray]) -> ScoreSums:
 
 
 def common_scale(silos: Sequence[SiloScores]) -> ScoreScale | None:
-    """The scale of all silos' sums; None unless they agree on an encoder.
+    """Compute the scale from all silos' sums; None unless they agree on an encoder.
 
-    Cosines are of the silos with that encoder, shares of BM25 of all.
+    Cosines are used of the silos with that encoder, BM25 shares of all.
     """
     encoder = prevailing((silo.encoder or "none", silo.dense.count) for silo in silos)
     if encoder in ("", "none"):
@@ -95,8 +95,8 @@ def common_scale(silos: Sequence[SiloScores]) -> ScoreScale | None:
 
 
 def _standard(sums: Sequence[ScoreSums]) -> Standard:
-    """Mean and deviation of all. A silo whose deviation is far from the median of silos counts as less far,
-    so that one of three or more cannot all but switch a retriever off."""
+    """Compute mean and deviation over all silos. A silo's deviation is limited to within `MOST_APART` times
+    the median of silos, so one of three or more silos cannot almost switch a retriever off."""
     total = reduce(add, sums)
     counts = np.array([each.count for each in sums if each.count], dtype=np.float64)
     deviations = np.sqrt([each.squares / each.count for each in sums if each.count])
@@ -107,7 +107,7 @@ def _standard(sums: Sequence[ScoreSums]) -> Standard:
 
 
 def baseline_of(scale: ScoreScale | None) -> BaselineScale:
-    """What learning has to beat: the hybrid on this scale, or BM25 alone without one."""
+    """Return the baseline that learning must beat: the hybrid on this scale, or BM25 alone without one."""
     from isthmus.learning import BaselineScale
 
     if scale is None:
@@ -117,7 +117,7 @@ def baseline_of(scale: ScoreScale | None) -> BaselineScale:
 
 
 class ScaleExchange:
-    """Score sums by silo, their scale, and who holds it; without a scale, silos score by BM25 alone."""
+    """Collects score sums by silo and hands back their scale; without a scale, silos score by BM25 alone."""
 
     def __init__(self, silos: Sequence[Talks]) -> None:
         self._silos, self._names = silos, tuple(silo.name for silo in silos)
@@ -130,29 +130,29 @@ class ScaleExchange:
 
     @property
     def scale(self) -> ScoreScale | None:
-        """The scale of all silos, once they agree on an encoder."""
+        """Scale of all silos; None until they have agreed on an encoder."""
         return self._scale
 
     @property
     def version(self) -> str:
-        """That of the scale; empty without one."""
+        """Version of the scale; empty without one."""
         return "" if self._scale is None else self._scale.version
 
     @property
     def settled(self) -> bool:
-        """Whether every silo has measured its scores and those that gave sums hold their scale."""
+        """Whether every silo has measured its scores, and every silo that gave sums has the scale."""
         return not self._measuring and (self._scale is None or self._holders >= set(self._sums))
 
     def remark(self, silo: str, scorer: str, version: str) -> str:
-        """A remark on a silo that scored with this version of the scale; empty for the current one, and for
-        scorers that have none."""
+        """Return a remark on a silo that scored with this version of the scale; empty for the current
+        version, and for scorers that use none."""
         if not self.version or version == self.version or scorer not in ("bm25", "hybrid"):
             return ""
         self._holders.discard(silo)
         return "scored on another scale than the rest"
 
     async def once(self) -> None:
-        """Collect, add, hand back."""
+        """Collect sums, add them up, and hand back the scale."""
         await self._collect()
         scale = common_scale(list(self._sums.values()))
         if scale is not None and scale != self._scale:

@@ -3,8 +3,8 @@
     bm25      BM25 alone; with shared statistics, all silos rank as one central index
     hybrid    ½·(s − mean)/deviation + ½·(c − mean)/deviation: BM25's share s of the query's Σ idf, cosine c
 
-Means and deviations of the hybrid are those of all silos' score sums (`scale`), the same in every silo, so
-that scores compare; nothing in it is fitted to judgements.
+Means and deviations of the hybrid come from the score sums of all silos (`scale`) and are the same in every
+silo, so scores compare; nothing in it is fitted to judgements.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from isthmus.service.wire import Evidence, ScoreScale, Standard
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Candidates in order: `order` has their positions, best first; scores and probabilities by position.
+    """Scored candidates: `order` has their positions, best first; scores and probabilities are by position.
 
     `table` has the columns that a learned model has read, by position.
     """
@@ -38,7 +38,7 @@ class Scored:
 
 
 def raw_score(candidates: QueryCandidates, retriever: str, at: int) -> float | None:
-    """The score of the candidate at a position by one retriever; None if it did not return it."""
+    """Return a retriever's score of the candidate at a position; None if the retriever did not return it."""
     listed = candidates.listed.get(retriever)
     return float(candidates.scores[retriever][at]) if listed is not None and listed[at] else None
 
@@ -46,12 +46,12 @@ def raw_score(candidates: QueryCandidates, retriever: str, at: int) -> float | N
 class Scorer(Protocol):
     """Orders candidates and explains the order.
 
-    `comparable` are scores that the broker compares with other silos' as they are: vectors of an encoder that
-    the silos have not agreed on may not take part in them.
+    If `comparable`, the broker compares the scores with other silos' as they are; vectors of an encoder on
+    which the silos have not agreed may then not be used.
     """
 
     name: ClassVar[str]
-    """What answers call it."""
+    """Name of the scorer in answers."""
     comparable: ClassVar[bool]
 
     def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored: ...
@@ -68,7 +68,7 @@ class Bm25Scorer:
     comparable: ClassVar[bool] = True
 
     def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored:
-        """The candidates that BM25 returned, by its score."""
+        """Order the candidates that BM25 returned, by its score."""
         scores = candidates.scores["bm25"]
         order = best_first(candidates, scores)
         return Scored(order[candidates.listed["bm25"][order]], scores, None)
@@ -76,7 +76,7 @@ class Bm25Scorer:
     def explain(
         self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
     ) -> list[list[Evidence]]:
-        """The score is the whole explanation."""
+        """Return the score as the whole explanation."""
         return [
             [evidence("bm25", value, None, 1.0, value)]
             for value in scored.scores[scored.order[:depth]].tolist()
@@ -84,19 +84,20 @@ class Bm25Scorer:
 
 
 SHARE = 0.5
-"""Of either retriever in the hybrid."""
+"""Weight of either retriever in the hybrid."""
 
 
 def standardised(values: FloatArray, by: Standard) -> FloatArray:
-    """(value − mean)/deviation; the mean, 0, where a score is missing (not finite)."""
+    """Return (value − mean)/deviation; 0, as for the mean, where a score is missing (not finite)."""
     return np.where(np.isfinite(values), (values - by.mean) / by.deviation, 0.0)
 
 
 def bm25_shares(candidates: QueryCandidates) -> FloatArray:
-    """BM25 scores of candidates as shares of the most that the query allows, Σ idf: between 0 and 1.
+    """Return BM25 scores of candidates as shares of the highest that the query allows, Σ idf: between 0 and
+    1.
 
-    Long queries have high scores and rare words too; shares of different queries compare. A query without a
-    word has no scores: NaN.
+    Long queries and queries with rare words have high scores; shares of different queries compare. A query
+    without a word has no scores: NaN.
     """
     if not candidates.most > 0:
         return np.full(len(candidates), np.nan)
@@ -107,7 +108,8 @@ def bm25_shares(candidates: QueryCandidates) -> FloatArray:
 class HybridScorer:
     """Orders candidates by BM25 and the encoder's cosine in equal shares, without probabilities.
 
-    In a silo whose encoder is not the scale's, and for a document without a vector, the cosine is the mean.
+    In a silo whose encoder is not the scale's, and for a document without a vector, the cosine counts as the
+    mean.
     """
 
     name: ClassVar[str] = "hybrid"
@@ -116,7 +118,7 @@ class HybridScorer:
     scale: ScoreScale
 
     def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored:
-        """The candidates of both retrievers; of BM25 alone where the encoder is another."""
+        """Order the candidates of both retrievers; those of BM25 alone if the silo has another encoder."""
         scores = sum(self._parts(snapshot, candidates).values(), start=np.zeros(len(candidates)))
         order = best_first(candidates, scores)
         return Scored(
@@ -128,7 +130,7 @@ class HybridScorer:
     def explain(
         self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
     ) -> list[list[Evidence]]:
-        """What each retriever adds, in deviations; both together are the score."""
+        """Return each retriever's contribution, in deviations; both add up to the score."""
         parts = self._parts(snapshot, candidates)
         raw = {name: candidates.scores[name] for name in parts if name in candidates.scores}
         return [
@@ -160,12 +162,12 @@ def evidence(
 
 
 def finite(value: float) -> float | None:
-    """A number as messages can have it; None for one that is not finite."""
+    """Return a number as messages can have it; None if it is not finite."""
     return float(value) if np.isfinite(value) else None
 
 
 def best_first(candidates: QueryCandidates, scores: FloatArray) -> IntArray:
-    """Positions of candidates by score, ties by id, both descending."""
+    """Return positions of candidates by score, ties by id, both descending."""
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order]
     same = ranked[1:] == ranked[:-1]
@@ -195,9 +197,10 @@ def check_scores(snapshot: Snapshot, query: str, scorer: Scorer | None = None) -
 
 
 def try_on_query(statistics: Statistics, family: HashFamily | None = None) -> None:
-    """Score one document with these statistics, before anybody relies on them; a ProtocolError if that fails.
+    """Score one document with these statistics before they are used; raises ProtocolError if that fails.
 
-    Who adds up private statistics has no hash key: any key finds cells of a table of that width.
+    A broker that adds up private statistics has no hash key; for this test any key will do, since it finds
+    cells of a table of that width.
     """
     if statistics.form == "private" and family is None:
         family = family_of("", len(statistics.tables[TEXT]))

@@ -1,10 +1,10 @@
-"""A search interface of somebody else's: how it is asked, and where hits, ids and scores stand in its answer.
+"""A search interface of a third party: how to query it, and where hits, ids and scores are in its answer.
 
     endpoint = SearchEndpoint.of("https://search.example.org/papers/_search")
-    answer = endpoint.search("tidal power")           # .hits: id, score, title, snippet; .content: as it came
+    answer = endpoint.search("tidal power")           # .hits: id, score, title, snippet; .content: its JSON
 
-The query takes the place of {query} in the address or in a JSON body. Paths in an answer are names and
-numbers with dots between them; of several with | between them the first that is there counts.
+The query replaces {query} in the address or in a JSON body. Paths in an answer are names and numbers with
+dots between them; of several paths with | between them, the first that exists counts.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from isthmus.tables import Unpacker
 
 QUERY = "{query}"
 MOST_BYTES, MOST_UNPACKED, DEEPEST = 8 << 20, 64 << 20, 32
-"""Of an answer: bytes, bytes in memory, and levels."""
+"""Limits of an answer: bytes received, bytes in memory, and levels of nesting."""
 MOST_HITS = 1_000
 SECONDS = 30.0
-"""That an answer may take."""
+"""Seconds that an answer may take."""
 LONGEST = {"id": 1_000, "title": 300, "snippet": 2_000}
-"""Characters of what is shown."""
+"""Most characters of a hit's texts; the rest is cut."""
 SCORES = (
     "_score",
     "score",
@@ -50,7 +50,7 @@ TEXTS = ("snippet", "highlight", "text", "body", "description", "content", "abst
 
 @dataclass(frozen=True)
 class ResultMapping:
-    """Where the parts of an answer stand: the list of hits from the top, the others from a hit."""
+    """Paths to the parts of an answer: to the list of hits from the top, to the others from a hit."""
 
     hits: str = ""
     id: str = ""
@@ -60,7 +60,7 @@ class ResultMapping:
 
     @classmethod
     def parsed(cls, text: str) -> ResultMapping:
-        """From `hits=hits.hits,id=_id,score=_score`."""
+        """Parse a mapping such as `hits=hits.hits,id=_id,score=_score`."""
         known = [each.name for each in fields(cls)]
         parts = dict(part.strip().partition("=")[::2] for part in text.split(",") if part.strip())
         for name in parts:
@@ -69,13 +69,13 @@ class ResultMapping:
         return cls(**parts)
 
     def over(self, other: ResultMapping) -> ResultMapping:
-        """This mapping, with another's paths where it has none."""
+        """Return this mapping, completed with the paths of `other` where it has none."""
         return ResultMapping(**{name: path or getattr(other, name) for name, path in asdict(self).items()})
 
 
 @dataclass(frozen=True)
 class UsualForm:
-    """What is usual for a search engine: the end of its addresses, its body, its answers."""
+    """Usual form of a search engine: the end of its addresses, the mapping of its answers, its body."""
 
     ending: str
     mapping: ResultMapping
@@ -122,7 +122,7 @@ PRESETS: Mapping[str, UsualForm] = {
         ),
     ),
 }
-"""Search engines by name."""
+"""Usual forms of search engines by name."""
 _TELLING = {
     "opensearch": ("/_search",),
     "typesense": ("/documents/search",),
@@ -142,7 +142,7 @@ class EndpointHit:
 
 @dataclass(frozen=True)
 class EndpointAnswer:
-    """An answer as it came; its list of hits in it, and these hits in the same order."""
+    """A parsed answer: its whole content, its list of hits, and these hits read, in the same order."""
 
     content: Any
     rows: list[Any]
@@ -152,7 +152,7 @@ class EndpointAnswer:
 
 @dataclass(frozen=True)
 class RawReply:
-    """What came over the wire."""
+    """Reply as received: status, content type and body."""
 
     status: int
     kind: str
@@ -161,7 +161,7 @@ class RawReply:
 
 @dataclass(frozen=True)
 class SearchEndpoint:
-    """How to ask an interface; `key` says where its key is, `env:NAME` or `file:PATH`."""
+    """How to query an interface; `key` names the place of its API key, `env:NAME` or `file:PATH`."""
 
     url: str
     body: str = ""
@@ -172,7 +172,7 @@ class SearchEndpoint:
 
     @classmethod
     def of(cls, url: str, *, preset: str = "auto", body: str = "", mapping: str = "", **more: Any) -> Self:
-        """With what is usual for the engine that the preset names, or that the address looks like."""
+        """Make an endpoint of the usual form that the preset names, or that the address looks like."""
         if preset not in ("auto", *PRESETS):
             raise ConfigError(f"no preset {preset!r}", key=preset, known=("auto", *PRESETS))
         path = urlsplit(url).path.rstrip("/")
@@ -227,7 +227,7 @@ class SearchEndpoint:
         return f"{parts.scheme}://{parts.netloc}{parts.path}"
 
     def search(self, query: str) -> EndpointAnswer:
-        """The answer to a query; a ServiceError says what is wrong with it, and a cure."""
+        """Return the answer to a query; a ServiceError names the problem and a cure."""
         url = self.url.replace(QUERY, quote(query, safe=""))
         body = None if self._template is None else json.dumps(_filled(self._template, query)).encode()
         reply = self.send("GET" if body is None else "POST", url, body)
@@ -238,7 +238,7 @@ class SearchEndpoint:
         return self.read(reply)
 
     def read(self, reply: RawReply) -> EndpointAnswer:
-        """What an answer says; a ServiceError for one without a list of hits with scores."""
+        """Parse an answer; raises ServiceError if it has no list of hits with scores."""
         content = _parsed(reply, self.place)
         mapping = detect(content, self.mapping)
         rows = _at(content, mapping.hits) if mapping.hits != "." else content
@@ -252,7 +252,7 @@ class SearchEndpoint:
     def send(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str] | None = None
     ) -> RawReply:
-        """One request, with the key: no redirect is followed, no answer taken that is too long or late."""
+        """Send one request with the key; redirects are not followed, and size and time are limited."""
         import httpx
 
         sent = {
@@ -295,13 +295,14 @@ class SearchEndpoint:
         return {self.key_header: f"Bearer {key}" if self.key_header.lower() == "authorization" else key}
 
     def described(self) -> dict[str, Any]:
-        """What a file may have of it: no secret."""
+        """Return the endpoint's description for a file, without secrets."""
         return {"url": self.url, "body": self.body, "mapping": asdict(self.mapping)}
 
 
 def detect(content: Any, known: ResultMapping) -> ResultMapping:
-    """The mapping of an answer, with paths found where none are known: a list of objects that all have a
-    number under one name, the longest of those whose name says score best."""
+    """Complete the mapping of an answer by detecting unknown paths: hits are a list of objects that all
+    have a number of the same name, with the name that looks most like a score and, among those, the
+    longest list."""
     if known.hits and known.score and known.id:
         return known
     best: tuple[tuple[int, int], ResultMapping] | None = None
@@ -326,7 +327,7 @@ def detect(content: Any, known: ResultMapping) -> ResultMapping:
 
 
 def _lists(content: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, list[Any]]]:
-    """Every list of objects in an answer, by its path."""
+    """Yield every list of objects in an answer, with its path."""
     if isinstance(content, list) and content and all(isinstance(row, dict) for row in content):
         yield path or ".", content
     elif isinstance(content, dict) and depth < 4:
@@ -339,7 +340,7 @@ def _has_empty_list(content: Any) -> bool:
 
 
 def _numeric(rows: Sequence[Any]) -> str:
-    """The best name of a number that all rows have; "" for none."""
+    """Return the name that looks most like a score, of numbers that all rows have; "" for none."""
     names = [name for name, value in rows[0].items() if _is_number(value)]
     names = [name for name in names if all(_is_number(row.get(name)) for row in rows)]
     telling = [name for name in names if _preference(name) < len(SCORES) + 1]
@@ -361,7 +362,7 @@ def _is_number(value: object) -> bool:
 
 
 def _at(content: Any, paths: str) -> Any:
-    """What stands at the first of the paths that is there; None for none."""
+    """Return the value at the first of the paths that exists; None if none does."""
     for path in filter(None, paths.split("|")):
         value = content
         for name in path.split("."):
@@ -395,7 +396,7 @@ def _hit(row: Any, at: int, mapping: ResultMapping, place: str) -> EndpointHit:
 
 
 def _lacking(place: str, content: Any, mapping: ResultMapping) -> str:
-    """What to say of an answer without hits: the paths there are."""
+    """Describe what an answer without hits lacks, and the lists it has."""
     if mapping.hits and mapping.score:
         problem = f"{place} has no list at {mapping.hits!r}"
     else:
@@ -406,7 +407,7 @@ def _lacking(place: str, content: Any, mapping: ResultMapping) -> str:
 
 
 def _filled(template: Any, query: str) -> Any:
-    """A body with the query in the place of {query}, inside its texts, so that no query changes its form."""
+    """Return a body with {query} replaced inside its texts, so that no query changes its structure."""
     if isinstance(template, str):
         return template.replace(QUERY, query)
     if isinstance(template, dict):

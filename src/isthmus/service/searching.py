@@ -1,8 +1,8 @@
 """From a query to hits with probabilities: candidates, then a scorer, then the fields that the peer may see.
 
     Bm25Scorer     BM25 alone; with shared statistics, all silos rank as one central index; no probability
-    HybridScorer   BM25 and an encoder that silos agree on, equal shares, nothing learned; no probability
-    ModelScorer    what the silos have learned together (`isthmus learn`), probabilities included
+    HybridScorer   BM25 and an encoder on which silos agree, equal shares, nothing learned; no probability
+    ModelScorer    the model that silos have learned together (`isthmus learn`), with probabilities
     FuserScorer    a fuser (`isthmus fuse --save`) joins the retrievers' lists
     RankerScorer   a ranker (`isthmus train`) reads features of every candidate
 
@@ -67,24 +67,24 @@ if TYPE_CHECKING:
     from isthmus.rankers import Ranker
 
 FEATURES = (*NAMES, "text.BM25", "dense.cosine")
-"""What a ranker reads, in the order of its columns."""
+"""Features that a ranker reads, in the order of its columns."""
 RETRIEVERS = ("bm25", "dense")
 CROSS = "cross"
-"""What a cross-encoder's list is called, where a fuser joins it."""
+"""Name of a cross-encoder's list, where a fuser joins it."""
 BY_DATE = "date"
-"""What answers call the order of documents that nothing says how to rank."""
+"""Name in answers of the order by date, for a query without anything to rank by."""
 DAY = 86_400
 UNDATED = -1e12
-"""The score there of documents without a date."""
+"""Score of documents without a date in that order."""
 _QUERY = "q"
 _NOTHING_MERGED: Mapping[str, Any] = {"margins": [], "retrieved": [], "of_query": []}
-"""Said, since pydantic copies a default that is a list by a slow path."""
+"""Empty values, passed explicitly because pydantic copies the default of a list by a slow path."""
 _SURE = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class FuserScorer:
-    """A fitted fuser over the retrievers it was fitted on."""
+    """A fitted fuser over the retrievers on which it was fitted."""
 
     name: ClassVar[str] = "fuser"
     comparable: ClassVar[bool] = False
@@ -92,10 +92,10 @@ class FuserScorer:
     fuser: Fuser
     calibrator: Calibrator | None = None
     cross: CrossEncoder | None = None
-    """Of a fuser that joins its list too."""
+    """Cross-encoder, if the fuser joins its list too."""
 
     def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored:
-        """The fuser's scores and probabilities; or the calibrator's."""
+        """Return the fuser's scores, with the probabilities of the calibrator or else of the fuser."""
         run = self.fuser.fuse(_runs(candidates, self.fuser.retrievers_))
         order = _places(candidates, run)
         scores = np.full(len(candidates), -np.inf)
@@ -112,8 +112,8 @@ class FuserScorer:
     def explain(
         self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
     ) -> list[list[Evidence]]:
-        """Retriever by retriever, as the fuser accounts for its score; the start, and what the calibration
-        makes of the score, are the rest."""
+        """Explain a score by retriever, as the fuser accounts for it; the start and the effect of the
+        calibration make up the rest."""
         if not len(scored.order):
             return []
         runs, reasons = _runs(candidates, self.fuser.retrievers_), []
@@ -144,7 +144,8 @@ class RankerScorer:
 
     @classmethod
     def of(cls, ranker: Ranker, calibrator: Calibrator | None) -> RankerScorer:
-        """A ranker of the sixteen features, or of those and the retrievers' scores."""
+        """Make a scorer of a ranker that reads the sixteen features, or those and the retrievers' scores;
+        raises DataError for any other."""
         for width in (len(FEATURES), len(NAMES)):
             try:
                 ranker.score(_letor(np.zeros((1, width))))
@@ -157,7 +158,7 @@ class RankerScorer:
         )
 
     def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored:
-        """The ranker's scores; probabilities if the silo has a calibrator."""
+        """Return the ranker's scores, with probabilities if the silo has a calibrator."""
         if not len(candidates):
             return Scored(np.empty(0, np.int64), np.empty(0), None)
         scores, probabilities = self._scored(snapshot.features(candidates))
@@ -170,11 +171,12 @@ class RankerScorer:
     def explain(
         self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
     ) -> list[list[Evidence]]:
-        """What each retriever's features add to the log-odds (or score) of a candidate that has neither's.
+        """Return what each retriever's features add to the log-odds (or score) of a candidate without
+        either's.
 
-        Without features means at the lowest value that any candidate has. A retriever's share is the mean of
-        what its features add first and what they add last (Shapley's value), so that shares and the start,
-        which all candidates have in common, make up the whole.
+        A candidate without features has the lowest value of any candidate in each. A retriever's share is the
+        mean of what its features add first and what they add last (Shapley's value), so the shares and the
+        start, which all candidates have in common, add up to the whole.
         """
         if not len(candidates):
             return []
@@ -208,8 +210,8 @@ class RankerScorer:
 def load_scorer(
     models: Models, learned: SearchModel | None = None, scale: ScoreScale | None = None
 ) -> Scorer:
-    """The scorer of a silo's model files; where it names none, of what it has learned with others; without
-    either the hybrid on the scale of all silos, or BM25 alone."""
+    """Load the scorer of a silo's model files; without any, that of the model learned with other silos;
+    without a model, the hybrid on the scale of all silos, or BM25 alone."""
     calibrator = None
     if models.calibrator is not None:
         from isthmus.calibration import load_calibrator
@@ -248,7 +250,7 @@ def _letor(table: NDArray[np.floating]) -> Letor:
 
 
 def _runs(candidates: QueryCandidates, retrievers: Sequence[str]) -> list[Run]:
-    """Every retriever's list as a run of one query."""
+    """Return every retriever's list as a run of one query."""
     names = Ids.of(candidates.documents)
     runs = []
     for retriever in retrievers:
@@ -265,13 +267,13 @@ def _runs(candidates: QueryCandidates, retrievers: Sequence[str]) -> list[Run]:
 
 
 def _places(candidates: QueryCandidates, run: Run) -> IntArray:
-    """Where the rows of a run of the candidates stand among them."""
+    """Return the positions among the candidates of the rows of a run."""
     place = {document: at for at, document in enumerate(candidates.documents)}
     return np.array([place[document] for document in run.documents.tolist()], dtype=np.int64)
 
 
 def _as_sent(request: Search | NodeSearch) -> NodeSearch:
-    """A search as a broker would pass it on, of somebody who asks the searcher directly."""
+    """Return a search as a broker would pass it on, also if somebody asks the searcher directly."""
     if isinstance(request, NodeSearch):
         return request
     shared = request.model_dump(include=set(SearchLimits.model_fields))
@@ -284,7 +286,7 @@ def _prefixes(only: Constraints | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Searcher:
-    """Answers searches over an index that may change meanwhile."""
+    """Answers searches over an index that may change in the meantime."""
 
     silo: str
     index: Index
@@ -305,15 +307,16 @@ class Searcher:
         extras: Extras | None = None,
         principals: frozenset[str] | None = None,
     ) -> NodeAnswer:
-        """The best hits; titles and snippets only where they may be seen, a token where it may be judged.
+        """Return the best hits, with titles and snippets if they may be seen and tokens if hits may be
+        judged.
 
-        Of the documents that `principals` may see, as if there were no others; None is the owner, who sees
-        all.
+        The search covers the documents that `principals` may see, as if there were no others; None is the
+        owner, who sees all.
 
-        `name` is what a document is called towards the asker.
-        `check` is called before each stage, and raises when nobody waits for the answer any more.
-        `encoder` is the fingerprint that the asker's silos agree on; empty where nothing is merged.
-        `model` is the version of the model by which the asker merges; empty for none.
+        `name` gives a document's name for the peer. `check` is called before each stage, and raises when
+        nobody waits for the answer any more. `encoder` is the fingerprint on which the peer's silos agree;
+        empty where nothing is merged. `model` is the version of the model by which the peer merges; empty for
+        none.
         """
         check()
         began = time.perf_counter()
@@ -364,7 +367,7 @@ class Searcher:
         )
 
     def _seen(self, principals: frozenset[str] | None) -> Snapshot:
-        """What the principals may see."""
+        """Return the snapshot of the documents that the principals may see."""
         snapshot = self.index.snapshot
         if principals is None or (principals == ANYBODY and not snapshot.reader.has_rules):
             return snapshot
@@ -401,8 +404,9 @@ class Searcher:
     def _newest(
         self, snapshot: Snapshot, wanted: NodeSearch, only: Constraints, display: Display
     ) -> list[Hit]:
-        """What meets constraints, by date: nothing says what it is to be ranked by. The score is the day that
-        the hit shows, or its place where it shows none; there is nothing to judge."""
+        """Return documents that meet constraints by date, for a query without anything to rank by. The score
+        is the day that the hit shows, or its negative place if it shows none. These hits have no tokens for
+        judgements."""
         if wanted.threshold > 0:
             return []
         documents = snapshot.reader.ids(snapshot.reader.newest(wanted.k, only))
@@ -435,7 +439,7 @@ class Searcher:
         terms: Sequence[str],
         extras: Extras | None,
     ) -> dict[str, Any]:
-        """Matches and spellings, where they were asked for and may be had."""
+        """Return matches and spellings, if the request asks for them and they are allowed."""
         answers: dict[str, Any] = {}
         if extras is not None and extras.matches and wanted.matches:
             with suppress(CannotNarrow):
@@ -453,8 +457,8 @@ class Searcher:
     def _merging(
         self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, selected: list[int], model: str
     ) -> dict[str, Any]:
-        """What a broker with a learned model merges by: the model here and its best margins, or the
-        retrievers' scores of the best hits where it is another."""
+        """Return the data by which a broker with a learned model merges: the version of the model here with
+        its best margins, or, if that is another one, the retrievers' scores of the best hits."""
         scorer, best = self.scorer, scored.order[: max(len(selected), LIST)]
         own = scorer.version if isinstance(scorer, ModelScorer) else ""
         if not model or not scorer.comparable:
@@ -468,7 +472,7 @@ class Searcher:
         return {"model": own, "retrieved": pairs, **_of_query(snapshot, candidates)}
 
     def _candidates(self, snapshot: Snapshot, query: str, only: Constraints | None = None) -> QueryCandidates:
-        """The best of every retriever; of a cross-encoder too where the scorer joins its list."""
+        """Return the best candidates of every retriever, and of a cross-encoder if it is joined."""
         instead = () if only is None or query.strip() else expanded(only.prefixes, snapshot.reader)
         candidates = snapshot.find(query, self.depth, only, instead=instead)
         cross = self.scorer.cross if isinstance(self.scorer, FuserScorer) else None
@@ -499,8 +503,8 @@ class Searcher:
     def evidence(
         self, query: str, document: str, principals: frozenset[str] | None = None
     ) -> tuple[float | None, Mapping[str, float | None]]:
-        """A document's probability for a query, and each retriever's, as these principals were shown it;
-        (None, {}) if it is no candidate."""
+        """Return a document's probability for a query, and each retriever's, as these principals saw them;
+        (None, {}) if it is no candidate or has none."""
         snapshot = self._seen(principals)
         candidates = self._candidates(snapshot, query)
         if document not in candidates.documents:
@@ -515,8 +519,8 @@ class Searcher:
 
 
 def _hidden(texts: Mapping[str, Draft], principals: frozenset[str] | None) -> set[str]:
-    """Documents that these principals may not see any more, as the store has them: the index may be behind,
-    and their new text is not for whom the old one was."""
+    """Return the documents that these principals may no longer see according to the store: the index may be
+    behind, and the new text may be for other people than the old one."""
     if principals is None:
         return set()
     return {id for id, each in texts.items() if not may_see(each.allow, principals)}
@@ -527,7 +531,7 @@ def _of_query(snapshot: Snapshot, candidates: QueryCandidates) -> dict[str, list
 
 
 def _first(candidates: QueryCandidates) -> IntArray:
-    """The rows of the first candidates: by the best place that any list has them in."""
+    """Return the rows of the first candidates, by the best place that any list gives them."""
     places = np.full(len(candidates), len(candidates))
     for name, mask in candidates.listed.items():
         rows = np.flatnonzero(mask)

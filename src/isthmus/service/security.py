@@ -1,4 +1,4 @@
-"""Who is calling: certificates for brokers and silos, API keys for people and programs.
+"""Authentication: certificates for brokers and silos, API keys for people and programs.
 
     keys = ApiKeys("api-keys.json")
     token = keys.add("ada", scopes=["search", "feedback"], days=90)    # shown once, stored hashed
@@ -8,9 +8,9 @@
     token = tokens.seal("d7", query="tidal power", peer="broker")
     tokens.open(token, query="tidal power", peer="broker")      # "d7", for a day
 
-A hit's token is the document's id under a key of the silo alone (AES-SIV, RFC 5297), bound to the silo, the
-query and the peer. Whoever carries it learns nothing from it, and cannot make one. A person is known to a
-silo by a pseudonym that the broker makes with a key of its own, another one for each silo.
+A hit's token is the document's id, encrypted under a key that only the silo has (AES-SIV, RFC 5297), and
+bound to the silo, the query and the peer. Its bearer learns nothing from it, and cannot make one. A silo
+identifies a person by a pseudonym that the broker makes with its own key, a different one for each silo.
 
 A server of `connections` puts the verified certificate of the other side into the ASGI scope. A `Gate` turns
 a request into a `Caller`, or refuses it.
@@ -48,19 +48,19 @@ if TYPE_CHECKING:
 
 PREFIX = "isk"
 DAYS, WARN_DAYS = 90.0, 14.0
-"""How long a key holds unless somebody says otherwise, and how long before its end people are warned."""
+"""Days that a key is valid unless stated otherwise, and days before its end from which people are warned."""
 PEER = "isthmus.peer"
-"""Where in a scope's `extensions` the other side's certificate is."""
+"""Key in a scope's `extensions` for the certificate of the other side."""
 CONNECTION = "isthmus.connection"
-"""Where in a scope the connection is that the request came over."""
+"""Key in a scope for the connection over which the request came."""
 STARTING = 1.0
-"""Seconds that a process takes at least until it answers, in which none before it did."""
+"""Least seconds from the start of a process to its first answer; no process before it answered then."""
 _DAY = 86400.0
 KEY_BYTES = 64
 LIFETIME = 26 * 3600.0
-"""Seconds that a hit can be judged: a day, and who sleeps over it."""
+"""Seconds for which a hit can be judged: a day, and two hours to spare."""
 BLOCK = 32
-"""Ids are padded to multiples of this, so that a token does not tell how long a file's name is."""
+"""Ids are padded to multiples of this many bytes, so that a token does not reveal a file name's length."""
 _STAMP = 6
 _OPENING = b"opening"
 
@@ -75,11 +75,11 @@ class Caller(Generic[P]):
     scopes: frozenset[str] = frozenset()
     policy: P | None = None
     expires: float | None = field(default=None, compare=False)
-    """When the key ends, in seconds since 1970."""
+    """When the key expires, in seconds since 1970."""
     person: Person | None = field(default=None, compare=False)
-    """Who that is for silos; a stranger is nobody."""
+    """The person as silos see them; None for a caller without a key or a session."""
     label: str = field(default="", compare=False)
-    """What the page calls them, where that is not their name."""
+    """Name that the page shows, if it differs from `name`."""
 
     def may(self, scope: str) -> bool:
         """Whether this caller has the scope; an administrator has all but that of the audit log."""
@@ -93,13 +93,13 @@ class Peer:
     name: str
     expires: float
     certificate: bytes = field(default=b"", repr=False)
-    """As TLS has verified it, DER."""
+    """The certificate as TLS has verified it, DER."""
     serial: int = 0
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """What is stored of a key: everything but the key."""
+    """Stored record of an API key, without the key itself."""
 
     id: str
     name: str
@@ -111,12 +111,12 @@ class ApiKey:
     groups: tuple[str, ...] = ()
 
     def opens(self, secret: str) -> bool:
-        """Whether this is the secret, compared in constant time."""
+        """Whether this is the key's secret, compared in constant time."""
         return hmac.compare_digest(self.digest, _digest(self.salt, secret))
 
 
 class ApiKeys:
-    """API keys in a JSON file, hashed: HMAC-SHA256 with a salt a key; each key has 256 random bits.
+    """API keys in a JSON file, hashed: HMAC-SHA256 with one salt per key; each key has 256 random bits.
 
     The file is read again when it has changed, so a key revoked on the command line is refused at once.
     """
@@ -129,8 +129,8 @@ class ApiKeys:
     def add(
         self, name: str, *, scopes: Iterable[str], days: float | None = DAYS, groups: Iterable[str] = ()
     ) -> str:
-        """A new key for somebody, for ever if `days` is None; the token returned is not stored. Silos that
-        ask for people see who its owner is, and the `groups`."""
+        """Make a new key and return its token, which is not stored; it never expires if `days` is None. Silos
+        that require the person who asks are told the owner's name and the `groups`."""
         wanted = tuple(dict.fromkeys(scopes))
         for scope in wanted:
             if scope not in SCOPES:
@@ -152,7 +152,8 @@ class ApiKeys:
         return f"{PREFIX}_{number}_{secret}"
 
     def rotate(self, number: str, *, overlap: float, days: float | None = DAYS) -> str:
-        """Another key for the same owner with the same rights; this one holds `overlap` days more at most."""
+        """Make another key for the same owner with the same rights. Returns its token; the old key stays
+        valid for at most `overlap` more days."""
         before = self._read().get(number)
         if before is None:
             raise ConfigError(f"no API key {number!r} in {self.path}", key=number, known=self._read())
@@ -166,7 +167,7 @@ class ApiKeys:
         return token
 
     def revoke(self, number: str) -> ApiKey:
-        """Forget the key with this id."""
+        """Delete the key with this id, and return its record."""
         with self._file_lock():
             keys = dict(self._read())
             if number not in keys:
@@ -180,12 +181,12 @@ class ApiKeys:
         return sorted(self._read().values(), key=lambda key: key.created)
 
     def find(self, token: str) -> Caller[Any] | None:
-        """Whose token this is; None for one that is unknown, revoked or expired."""
+        """Return the caller with this token; None if it is unknown, revoked or expired."""
         key = self.key_of(token)
         return None if key is None else self.caller(key.id)
 
     def caller(self, number: str) -> Caller[Any] | None:
-        """Whose key has this id; None for one that is unknown, revoked or expired."""
+        """Return the caller whose key has this id; None if it is unknown, revoked or expired."""
         key = self._read().get(number)
         if key is None or not self._holds(key):
             return None
@@ -193,7 +194,7 @@ class ApiKeys:
         return Caller(key.name, frozenset(key.scopes), expires=key.expires, person=person)
 
     def key_of(self, token: str) -> ApiKey | None:
-        """The key that a token is for; None for one that is unknown, revoked or expired."""
+        """Return the record of a token's key; None if it is unknown, revoked or expired."""
         parts = token.split("_", 2)
         if len(parts) != 3 or parts[0] != PREFIX or not token.isascii():
             return None
@@ -204,7 +205,7 @@ class ApiKeys:
         return key if key.opens(parts[2]) and self._holds(key) else None
 
     def ending(self, days: float = WARN_DAYS) -> list[ApiKey]:
-        """The keys that end within so many days."""
+        """Return the keys that expire within `days` days."""
         now = self._clock()
         return [key for key in self.all() if key.expires and now < key.expires < now + days * _DAY]
 
@@ -249,13 +250,13 @@ def _digest(salt: str, secret: str) -> str:
 
 
 class WrongKey(Refused):
-    """An unknown API key, which may be a guess."""
+    """The API key is not valid; it may be a guess."""
 
 
 class Gate(Generic[P]):
-    """Authentication: known certificates, API keys, sessions of the page, and rights without any.
+    """Authenticates callers by certificate, API key or session of the page, or grants rights without any.
 
-    A peer's policy is found by the name in its certificate, or by that of its API key.
+    A peer's policy is found by the name in its certificate, or by the name of its API key.
     """
 
     def __init__(
@@ -272,12 +273,12 @@ class Gate(Generic[P]):
         self._clock = clock
 
     async def renew(self, scope: Scope) -> None:
-        """Have the provider asked again about a session's person, where it is time to."""
+        """Ask the sign-in provider again about the person of a request's session, if that is due."""
         if self.sessions is not None:
             await self.sessions.renew(scope)
 
     def caller(self, scope: Scope) -> Caller[P]:
-        """The caller of a request; raises Refused if it is not authenticated."""
+        """Return the caller of a request; raises Refused if it is not authenticated."""
         peer: Peer | None = scope.get("extensions", {}).get(PEER)
         if peer is not None and peer.name in self.peers:
             if peer.expires <= self._clock():  # the connection may be older than the certificate's end
@@ -299,7 +300,7 @@ class Gate(Generic[P]):
 
 
 def token_in(scope: Scope) -> str | None:
-    """The API key that a request carries: `Authorization: Bearer …` or `X-API-Key`."""
+    """Return the API key in a request's headers: `Authorization: Bearer …` or `X-API-Key`."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             kind, _, token = value.decode("latin-1").partition(" ")
@@ -310,10 +311,11 @@ def token_in(scope: Scope) -> str | None:
 
 
 class Once:
-    """Refuses replays: messages seen before, or whose time is too far from ours to know.
+    """Refuses replays: messages seen before, or whose time differs too much from this machine's clock to
+    tell.
 
-    Messages are remembered as long as their time stamp would be accepted, so memory is bounded by the
-    traffic of two windows. What was sent before this began may have been seen by a process before it.
+    Messages are remembered as long as their time stamp would be accepted, so memory is bounded by the traffic
+    of two windows. Messages sent before this began are refused: an earlier process may have seen them.
     """
 
     def __init__(self, *, window: float = 60.0, clock: Callable[[], float] = time.time) -> None:
@@ -323,7 +325,7 @@ class Once:
         self._began = self._turned = clock()
 
     def admit(self, caller: str, nonce: str, sent: float) -> None:
-        """Note a message of this caller; Refused if it is a replay."""
+        """Record a message of this caller; raises Refused if it is a replay."""
         now = self._clock()
         if not abs(now - sent) <= self.window:
             raise Refused("the message is too old or from the future: compare the clocks")
@@ -342,7 +344,7 @@ class Once:
 
 
 def local_secret(path: Path) -> bytes:
-    """The key in this file, made if there is none; a DataError where others can read it."""
+    """Return the key in this file, made if there is none; raises DataError if others can read it."""
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(path, secrets.token_hex(KEY_BYTES).encode() + b"\n")
@@ -356,14 +358,14 @@ def local_secret(path: Path) -> bytes:
 
 
 class LiveSecret:
-    """The key in this file, made if there is none, and read again when another has taken its place."""
+    """The key in a file, made if there is none, and read again when the file has been replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._key = path, local_secret(path)
         self._seen = stamp(path)
 
     def __call__(self) -> bytes:
-        """The key that holds now."""
+        """Return the key that is valid now."""
         seen = stamp(self._path)
         if seen != self._seen and seen is not None:
             self._key, self._seen = local_secret(self._path), seen
@@ -383,25 +385,25 @@ class HitTokens:
 
     @property
     def _keys(self) -> tuple[bytes, AESSIV, bytes]:
-        """The key, its cipher, and the key of names."""
+        """The key, its cipher, and the key for pseudonyms of documents."""
         if not isinstance(self._source, bytes) and (key := self._source()) != self._derived[0]:
             self._derived = self._derive(key)
         return self._derived
 
     def seal(self, document: str, *, query: str, peer: str) -> str:
-        """A token for this hit; the same within a minute."""
+        """Return a token for this hit; it is the same within a minute."""
         return self._sealed(document, self._bound(query, peer))
 
     def open(self, token: str, *, query: str, peer: str) -> str | None:
-        """The document; None if the token is not of this silo, query and peer, or is too old."""
+        """Return the document; None if the token is not of this silo, query and peer, or is too old."""
         return self._unsealed(token, self._bound(query, peer))
 
     def ticket(self, document: str, *, peer: str) -> str:
-        """A token by which this peer opens the document of a hit it was shown, or asks for it."""
+        """Return a token with which this peer can open, or ask for, the document of a hit it was shown."""
         return self._sealed(document, [*self._bound("", peer), _OPENING])
 
     def ticketed(self, ticket: str, *, peer: str) -> str | None:
-        """The document; None if the ticket is not of this silo and peer, or is too old."""
+        """Return the document; None if the ticket is not of this silo and peer, or is too old."""
         return self._unsealed(ticket, [*self._bound("", peer), _OPENING])
 
     def _sealed(self, document: str, bound: list[bytes]) -> str:
@@ -423,7 +425,7 @@ class HitTokens:
         return plain[_STAMP:].rstrip(b"\0").decode("utf-8", "surrogatepass")
 
     def name(self, document: str, *, peer: str) -> str:
-        """A document's pseudonym towards a peer that may not read it: its own id may reveal contents."""
+        """Return a document's pseudonym for a peer that may not read it: its id may reveal contents."""
         named = b"\0".join((self._silo, peer.encode(), document.encode("utf-8", "surrogatepass")))
         return hmac.new(self._keys[2], named, hashlib.sha256).hexdigest()[:24]
 
@@ -432,12 +434,12 @@ class HitTokens:
 
 
 def id_digest(document: str, key: bytes) -> str:
-    """A document id under a key, by which a silo recognises its own documents and no others."""
+    """Return a keyed digest of a document id, by which a silo recognises its own documents and no others."""
     name = document.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(name, key=key, digest_size=16).hexdigest()
 
 
 def pseudonym(key: bytes, silo: str, person: str) -> str:
-    """A person's pseudonym towards one silo: stable, and not linkable to that of another silo."""
+    """Return a person's pseudonym for one silo: stable, and not linkable to that of another silo."""
     named = b"\0".join((silo.encode(), person.encode("utf-8", "surrogatepass")))
     return hmac.new(key, named, hashlib.sha256).hexdigest()[:32]

@@ -1,13 +1,13 @@
-"""Sessions of the page: a random id in a cookie stands for an API key, or for what a provider says of people.
+"""Sessions of the page: a random id in a cookie stands for an API key, or for a provider's grant to a person.
 
     sessions = Sessions(keys, provider)
     cookie = sessions.open(token)       # its hash is stored, the key is not
-    cookie = sessions.begin(grant)      # of somebody who came from the provider
-    sessions.caller(cookie)             # as long as the key or the grant holds and somebody uses it
+    cookie = sessions.begin(grant)      # for a person whom the provider has signed in
+    sessions.caller(cookie)             # while the key or the grant is valid and the session is used
     sessions.close(cookie)
     sessions.end("ada")                 # all of a person's
 
-They live in the broker's memory: after a restart people sign in again.
+They are in the broker's memory only: after a restart people sign in again.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 COOKIE, SECURE_COOKIE = "isthmus_session", "__Host-isthmus_session"
-"""The cookie over plain HTTP, which only loopback and a proxy on this machine use; and over TLS."""
+"""Names of the cookie over plain HTTP, which only loopback and a proxy on this machine use, and over TLS."""
 FORMER_COOKIE = "isthmus_key"
-"""Held the API key itself, and is removed from browsers that still have it."""
+"""Name of an earlier cookie with the API key itself, which is removed from browsers that still have it."""
 IDLE, LONGEST = 12 * 3600.0, 7 * 86400.0
 """Seconds after which a session ends: since its last use, and since its beginning."""
 MOST, EACH = 10_000, 20
-"""Sessions of all people, and of one key or person; the one unused for longest makes room."""
+"""Most sessions of all people, and of one key or person; beyond that, the longest unused one is ended."""
 RETRY = 60.0
-"""Seconds between two questions to a provider that does not answer."""
+"""Seconds between two requests to a provider that does not answer."""
 
 Reason = Literal["again", "denied", "groups", "provider"]
 _log = logging.getLogger("isthmus.service")
 
 
 class NotSignedIn(Refused):
-    """Why somebody is not signed in; `reason` is what the page shows.
+    """A person is not signed in; `reason` is what the page shows.
 
-    again: it was not begun in this browser, or took too long; denied: the provider refused; groups: none of
-    the person's groups may do anything here; provider: it does not answer, or says what cannot be believed.
+    again: the sign-in was not begun in this browser, or took too long; denied: the provider refused; groups:
+    none of the person's groups has a scope here; provider: it does not answer, or its answer cannot be
+    trusted.
     """
 
     def __init__(self, reason: Reason, problem: str) -> None:
@@ -57,7 +58,7 @@ class NotSignedIn(Refused):
 
 @dataclass(frozen=True)
 class Grant:
-    """What the provider says of a person, to be asked again from `due` on; it ends with `until`."""
+    """A person as the provider has confirmed them; to be renewed from `due` on, and valid until `until`."""
 
     caller: Caller[Any]
     subject: str
@@ -67,40 +68,40 @@ class Grant:
 
 
 class SignInProvider(Protocol):
-    """Who signs people in."""
+    """A service that signs people in."""
 
     @property
     def host(self) -> str:
-        """What people know it by."""
+        """Host name by which people know it."""
 
     @property
     def secure(self) -> bool:
-        """Whether browsers reach us over TLS."""
+        """Whether browsers reach the broker over TLS."""
 
     async def begin(self) -> tuple[str, str]:
-        """The address of its page, and what the browser keeps meanwhile."""
+        """Begin a sign-in. Returns the address of its page, and the sealed state that the browser keeps."""
 
     async def finish(self, parameters: Mapping[str, str], pending: str) -> Grant:
-        """Who came back with these parameters; NotSignedIn if nobody."""
+        """Finish a sign-in with these parameters; raises NotSignedIn if it failed."""
 
     async def renew(self, grant: Grant) -> Grant:
-        """What it says of a person now; NotSignedIn where it says no."""
+        """Ask about a person again; raises NotSignedIn if the provider refuses."""
 
     async def end_address(self) -> str | None:
-        """Its own page for signing out."""
+        """Address of its own page for signing out; None if it has none."""
 
 
 @dataclass(frozen=True)
 class _Session:
     owner: str
-    """The id of an API key; of a person, what they are called at the provider."""
+    """The id of an API key, or the person's subject at the provider."""
     opened: float
     used: float
     grant: Grant | None = None
 
 
 class Sessions:
-    """Open sessions by the hash of their ids, those unused for longest first."""
+    """Open sessions by the hash of their ids, the longest unused first."""
 
     def __init__(
         self,
@@ -118,16 +119,16 @@ class Sessions:
 
     @property
     def with_keys(self) -> bool:
-        """Whether an API key opens one."""
+        """Whether sessions can be opened with an API key."""
         return self._keys is not None
 
     def open(self, token: str) -> str | None:
-        """The id of a new session for whoever has this API key; None if nobody has."""
+        """Open a session for the owner of an API key. Returns its id; None if the key is not valid."""
         key = None if self._keys is None else self._keys.key_of(token)
         return None if key is None else self._begun(key.id, None)
 
     def begin(self, grant: Grant) -> str:
-        """The id of a new session for somebody whom the provider has signed in."""
+        """Open a session for a person whom the provider has signed in. Returns its id."""
         return self._begun(grant.subject, grant)
 
     def _begun(self, owner: str, grant: Grant | None) -> str:
@@ -145,7 +146,7 @@ class Sessions:
         return number
 
     def caller(self, number: str) -> Caller[Any] | None:
-        """Whose session this is; None for one that is unknown or over, or whose key or grant is."""
+        """Return the caller of a session, and record its use; None if it, its key or its grant is over."""
         name, now = _digest(number), self._clock()
         session = self._open.get(name)
         if session is None:
@@ -165,12 +166,12 @@ class Sessions:
         return None if self._keys is None else self._keys.caller(session.owner)
 
     def _person_of(self, session: _Session) -> Caller[Any] | None:
-        """Whose session it is, also of one that rests: the provider is asked when it is used again."""
+        """Return the person of a session, even if its grant has lapsed and awaits renewal at its next use."""
         return session.grant.caller if session.grant and session.grant.refresh else self._caller_of(session)
 
     async def renew(self, scope: Scope) -> None:
-        """Ask the provider again about the person of a request's session, if it is due: once for all requests
-        that come meanwhile. Who is refused has no session any more."""
+        """Ask the provider again about the person of a request's session, if that is due: once for all
+        requests that arrive meanwhile. If it refuses, the session is ended."""
         if self.provider is None:
             return
         name = _digest(session_in(scope) or "")
@@ -198,12 +199,12 @@ class Sessions:
             del self._open[name]
 
     def list(self) -> list[tuple[Caller[Any], float, float]]:
-        """Who has a session, since when, and when they used it last."""
+        """Return the callers with a session, each with the times of its beginning and its last use."""
         callers = [(self._person_of(each), each.opened, each.used) for each in self._open.values()]
         return [(caller, opened, used) for caller, opened, used in callers if caller is not None]
 
     def end(self, person: str) -> int:
-        """End all sessions of a person, by the name of their keys or their id at the provider; how many."""
+        """End all sessions of a person, by their name or their id at the provider. Returns how many."""
         gone = [
             name
             for name, session in self._open.items()
@@ -214,7 +215,7 @@ class Sessions:
         return len(gone)
 
     def caller_in(self, scope: Scope) -> Caller[Any] | None:
-        """Whose session a request carries, None if none; Refused if it is over."""
+        """Return the caller of the session in a request, if any; raises Refused if it is over."""
         number = session_in(scope)
         if number is None:
             return None
@@ -224,14 +225,14 @@ class Sessions:
         return caller
 
     def close(self, number: str) -> None:
-        """Sign out."""
+        """End a session."""
         self._open.pop(_digest(number), None)
 
 
 def session_in(scope: Scope) -> str | None:
-    """The session's id in a request; over TLS only from the cookie that no other host can set.
+    """Return the session's id in a request; over TLS only from the cookie that no other host can set.
 
-    A proxy may speak TLS for us: a browser that sends something says in `Origin` how it reached the page.
+    A proxy may terminate TLS: a browser that sends data says in `Origin` how it reached the page.
     """
     origins = [value for name, value in scope["headers"] if name == b"origin"]
     secure = scope.get("scheme") == "https" or any(each.startswith(b"https:") for each in origins)

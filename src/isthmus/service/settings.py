@@ -1,13 +1,13 @@
-"""The configuration of a node and of the broker, as TOML.
+"""Configuration of a node, of the broker and of the coordinator, as TOML.
 
     silo = "north"                          [peers.broker]
     folder = "north"                        search = true
     port = 8101                             snippets = true
     sources = [{kind = "folder", path = "papers"}]
 
-A relative path is meant from the folder of the file it stands in. Everything listens on loopback unless told
-otherwise, and nothing listens elsewhere without TLS. Secrets come from files or from the environment: a value
-`env:NAME` is looked up there.
+Relative paths are relative to the folder of the file in which they stand. Every server listens on loopback by
+default, and elsewhere only with TLS. Secrets come from files or from the environment: a value `env:NAME` is
+looked up there.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from isthmus.service.wire import LONGEST_QUERY, MOST_HITS
 T = TypeVar("T")
 
 OPERATOR = "operator"
-"""What a store calls the source of documents that were put one by one."""
+"""Name of the source of documents that an operator has put one by one."""
 ANONYMOUS = "anonymous"
-"""The peer whose policy holds for whoever reaches a node without TLS, which only loopback allows."""
+"""Name of the peer whose policy applies to callers without TLS, which only loopback allows."""
 SCOPES = ("search", "feedback", "documents", "counts", "metrics", "admin", "audit")
-"""What a key may be good for; `admin` sees the views of silos, training and calibration, and all else but the
-audit log, which has what administrators did."""
+"""Scopes of a key; `admin` sees the views of silos, training and calibration, and all else except the audit
+log, in which actions of administrators are recorded."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 SecretText = str
@@ -53,7 +53,7 @@ SecretText = str
 
 @dataclass(frozen=True)
 class Tls:
-    """One's own certificate and key, and the authority that others' certificates must come from."""
+    """A party's own certificate and key, and the authority that must have issued those of others."""
 
     certificate: Path
     key: Path
@@ -61,53 +61,53 @@ class Tls:
 
     @property
     def revoked(self) -> Path:
-        """The list of certificates that hold no longer, beside the authority; there may be none."""
+        """Path of the list of revoked certificates, beside the authority; it may not exist."""
         return self.authority.with_suffix(".crl")
 
     @property
     def former_key(self) -> Path:
-        """The key before this one, while the certificate is still that key's."""
+        """Path of the previous key, used while the certificate still belongs to it."""
         return self.key.with_suffix(".former")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a peer may do. `budget` is the ε that any one document may spend on it."""
+    """Rights of a peer. `budget` is the ε that any one document may spend on it."""
 
     search: bool = False
     snippets: bool = False
     counts: bool = False
     matches: bool = False
-    """May have exact numbers of the documents that match a query, in all, by type and by year."""
+    """May get the exact number of documents that match a query: in all, by type and by year."""
     suggestions: bool = False
-    """May have words of at least three documents that are spelled like a word of the query."""
+    """May get words of at least three documents that are spelled like a word of the query."""
     learning: bool = False
-    """May ask for sums over its judged queries, and bring a model to search with."""
+    """May request sums over the silo's judged queries, and install a model to search with."""
     feedback: bool = False
     noised_counts: bool = False
-    """May have, for a question, how many documents answer it, with noise; needs no `search`."""
+    """May get the noised number of documents that answer a question; needs no `search`."""
     judgements: bool = False
-    """May bring judgements by document id, and have back those that came through it."""
+    """May add judgements by document id, and read those that came through it."""
     open: bool = False
-    """May have whole documents, each by the ticket of a hit that it was shown."""
+    """May open whole documents, each with the ticket of a hit that it was shown."""
     ask: Literal["", "pseudonym", "name"] = ""
-    """People may ask the owner for a document, under the peer's pseudonym for them, or by their name."""
+    """Whether people may ask the owner for a document, by the peer's pseudonym for them or by name."""
     manage: bool = False
-    """Its administrators see what people ask for and what could not be read, and answer for the owner."""
+    """Its administrators see requests and unreadable files, and may answer for the owner."""
     operate: bool = False
     people: bool = False
-    """Says with every search and opening, under its signature, which person asks; without, it is refused."""
+    """States with every search and opening, signed, which person asks; it is refused otherwise."""
     budget: float | None = None
     most_seen: float | None = None
-    """The share of the silo's documents that one person may see in a year, in hits or opened; of a peer that
-    names no persons, all of it together."""
+    """Share of the silo's documents that one person may see in a year, in hits or opened; of a peer that
+    names no persons, the share of all of its callers together."""
     most_seen_a_day: float | None = None
     most_opened_a_day: int | None = None
-    """Whole documents of one person, or of a peer that names none."""
+    """Whole documents a day of one person, or of a peer that names none."""
     most_seen_by_peer: float | None = None
-    """As `most_seen`, of all persons of the peer together: pseudonyms are its own to make."""
+    """Like `most_seen`, for all persons of the peer together, because it makes their pseudonyms."""
     alarm_seen: float | None = None
-    """The share at which somebody is named in log, metrics and audit log; half of `most_seen` if not said."""
+    """Share from which a person is named in log, metrics and audit log; half of `most_seen` by default."""
 
     def __post_init__(self) -> None:
         require(self.budget is None or self.budget > 0, f"budget = {self.budget} must be an ε above 0")
@@ -124,7 +124,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class PersonPolicy:
-    """What a person, or those of a group, may do of all that their peer may; what is not said, they may."""
+    """Rights of a person, or of those in a group, within those of their peer; granted by default."""
 
     search: bool = True
     snippets: bool = True
@@ -138,13 +138,13 @@ class PersonPolicy:
 
 @dataclass(frozen=True)
 class Learning:
-    """What peers whose policy has `learning` may learn of judgements.
+    """What peers with the right `learning` may learn about judgements.
 
     Every sum covers at least `least_queries` judged queries, and the silo takes no part while it has too few;
-    a peer may begin `sessions` sessions a day. Sums leave under masks that the silos agree on by the cards
-    in the folder `keys` (isthmus keys), and a peer reads the total of at least three silos; of two, where
-    both owners say `consent = "two"`. `reports` lets it see this silo's own errors on judged queries, which
-    mode fedrisk needs.
+    a peer may begin `sessions` sessions a day. Sums leave under masks on which silos agree by the cards in
+    the folder `keys` (isthmus keys). A peer reads the total of at least three silos, or of two if both owners
+    set `consent = "two"`. `reports` lets it see this silo's own errors on judged queries, which mode fedrisk
+    needs.
     """
 
     least_queries: int = 10
@@ -162,8 +162,8 @@ class Learning:
 class RequestLimits:
     """Limits of requests by one caller, and of connections by callers without a key.
 
-    A proxy or an office behind one address shares `connections_per_address`: when they are all taken, those
-    that have waited longest without a valid key make room, so nobody with a key is shut out.
+    All clients behind one proxy or office address share `connections_per_address`. When all are in use, those
+    that have waited longest without a valid key are closed, so nobody with a key is shut out.
     """
 
     per_second: float = 20.0
@@ -174,14 +174,14 @@ class RequestLimits:
     query_characters: int = LONGEST_QUERY
     hits: int = MOST_HITS
     concurrent: int = 64
-    """Requests at once of all who have a key or a certificate."""
+    """Simultaneous requests of all callers with a key or a certificate."""
     strangers: int = 16
-    """Requests at once of all who have neither, a quarter of them from one address."""
+    """Simultaneous requests of all callers with neither, at most a quarter of them from one address."""
     header_bytes: int = 16 << 10
     header_seconds: float = 10.0
-    """From opening a connection, TLS included, to the end of its first request's headers."""
+    """Seconds from opening a connection, TLS included, to the end of its first request's headers."""
     idle_seconds: float = 75.0
-    """How long a connection stays open between two requests."""
+    """Seconds for which a connection stays open between two requests."""
     connections: int = 512
     connections_per_address: int = 128
 
@@ -191,24 +191,24 @@ class RequestLimits:
 
 
 PEER_LIMITS = RequestLimits(per_second=500.0, burst=1_000, body_bytes=32 << 20, connections_per_address=512)
-"""What a peer may ask a node for: it speaks for many people, and brings the sums of all silos."""
+"""Limits of a peer at a node: a broker asks for many people, and sends the sums of all silos."""
 
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """What the audit log says, and for how long.
+    """Contents of the audit log, and how long they are stored.
 
-    People are pseudonyms under the log's own key, and queries digests under it, unless `names` and `queries`
-    say otherwise. Whole files are deleted once all in them is older than `keep_days`.
+    People are recorded as pseudonyms and queries as digests, both under the log's own key, unless `names` and
+    `queries` are set. Files are deleted as a whole once all their entries are older than `keep_days`.
     """
 
     names: bool = False
     queries: bool = False
     keep_days: float = 365.0
     rotate_mb: float = 64.0
-    """A file is at most about so large, and of one day."""
+    """Approximate size of the largest file, in megabytes; a file also covers at most one day."""
     key: Path | None = None
-    """The file of the log's key; `audit.key` in the folder unless it is said."""
+    """File of the log's key; by default `audit.key` in the folder."""
 
     def __post_init__(self) -> None:
         require(self.keep_days >= 1, f"keep_days = {self.keep_days:g} must be at least 1")
@@ -217,9 +217,10 @@ class AuditSettings:
 
 @dataclass(frozen=True)
 class TracingSettings:
-    """Where spans of searches go by OTLP over HTTP, and of which share of searches; nowhere by default.
+    """Where spans of searches are sent by OTLP over HTTP, and for which share of searches; nowhere by
+    default.
 
-    OTEL_EXPORTER_OTLP_ENDPOINT and OpenTelemetry's other variables do as well.
+    OTEL_EXPORTER_OTLP_ENDPOINT and OpenTelemetry's other variables work too.
     """
 
     endpoint: str = ""
@@ -252,13 +253,13 @@ class StoreSettings:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """An engine that runs already and has the documents, as `isthmus attach` writes it; it is only read.
+    """An existing engine that has the documents, as `isthmus attach` writes it; it is only read.
 
-    - `source` is a table, a collection or an index, and `id`, `title`, `body`, `type` and `date` are fields
-      of it; `search_by` is what is searched where that is no field of text (a tsvector, a vector's name);
-    - `filter` says which documents this silo has, in the engine's own language;
-    - level full: terms are counted here in the documents' texts, and scores compare with other silos';
-      scores: the engine's own scores, which judgements calibrate.
+    - `source` is a table, a collection or an index, and `id`, `title`, `body`, `type` and `date` are its
+      fields; `search_by` is searched instead where that is no text field (a tsvector, a vector's name);
+    - `filter` selects this silo's documents, in the engine's own language;
+    - level full: the node counts terms in the documents' texts, and scores compare with other silos'; scores:
+      the engine's own scores are used, and judgements calibrate them.
     """
 
     url: SecretText
@@ -269,19 +270,19 @@ class EngineSettings:
     type: str = ""
     date: str = ""
     link: str = ""
-    """Where people see a document, as `Source.link`."""
+    """Address at which people see a document, as `Source.link`."""
     allow: tuple[str, ...] = ()
-    """Who may see its documents that do not say so themselves, as `Source.allow`."""
+    """Principals who may see documents without rules of their own, as `Source.allow`."""
     allow_field: str = ""
-    """Its field of the principals who may see a document, by which it filters."""
+    """Field of the principals who may see a document, by which searches are filtered."""
     search_by: str = ""
     filter: str = ""
     key: SecretText = ""
     level: Literal["full", "scores"] = "scores"
     language: str = "en"
-    """Of its documents, by its code."""
+    """Language of the documents, by its code."""
     seconds: float = 5.0
-    """That the server has to answer."""
+    """Seconds that the server has to answer."""
 
     def __post_init__(self) -> None:
         require(0 < self.seconds <= 600, f"seconds = {self.seconds:g} must lie in (0, 600]")
@@ -295,7 +296,8 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class PathRule:
-    """Who may see the documents of a source whose ids have a pattern: * any letters, ? one, [ab] a or b."""
+    """Principals who may see the documents of a source whose ids match a pattern: * any letters, ? one, [ab]
+    a or b."""
 
     path: str
     allow: tuple[str, ...]
@@ -310,8 +312,9 @@ class Source:
     """Where documents come from.
 
     - folder: text, Markdown, HTML, PDF, Word, PowerPoint, Excel and mail files under `path`, and tables;
-    - table: the .csv, .tsv or .parquet at `path`, a document a row;
-    - beir: a `corpus.jsonl` or a folder with one at `path`, only silo `part` of it if that is named;
+    - table: the .csv, .tsv or .parquet at `path`, one document per row;
+    - beir: a `corpus.jsonl`, or a folder with one, at `path`; if `part` is named, only the documents of that
+      silo;
     - sql: rows (id, title, body) or (id, body) of `query` at `url`, sqlite:///file or postgresql://…
     """
 
@@ -321,26 +324,26 @@ class Source:
     url: SecretText = ""
     query: str = ""
     name: str = ""
-    """Stays the same when the path or the query changes; else these are its name."""
+    """Name that stays the same when the path or the query changes; without it, these identify the source."""
     link: str = ""
-    """Where people see a document: an address of http or https with `{id}`, "https://wiki.example.org/{id}"."""
+    """Address at which people see a document: http or https with `{id}`, "https://wiki.example.org/{id}"."""
     columns: Columns | None = None
-    """Of tables: where id, title and body are; else by their usual names."""
+    """Columns of tables with id, title and body; by default those with usual names."""
     language: str = "auto"
-    """Of its documents, as a code (de) or in English (German); auto: of each what it seems to be in."""
+    """Language of the documents, as a code (de) or in English (German); auto: detected for each document."""
     allow: tuple[str, ...] = ()
-    """Who may see its documents that do not say so themselves: "group:doctors", "user:ada"; all without."""
+    """Principals who may see documents without rules of their own ("group:doctors"); if empty, all."""
     rules: tuple[PathRule, ...] = ()
-    """Who may see some of them; the first whose path fits comes before `allow`."""
+    """Rules for some of the documents; the first whose path matches takes precedence over `allow`."""
     redact: tuple[Redaction, ...] = ()
-    """What is withheld of them, and from whom not."""
+    """Parts of the documents that are withheld, and who may see them nevertheless."""
     subject_noun: str = ""
-    """What a subject of its documents is called: patient, customer."""
+    """Noun for a subject of the documents: patient, customer."""
     keep_days: int | None = None
-    """How long its documents are stored, from their date or, without one, their arrival; then erased."""
+    """Days for which documents are stored, from their date or else their arrival; then they are erased."""
     keep_by: Literal["date", "arrival"] = "date"
     keep_judgements_days: int | None = None
-    """How long judgements of its documents are stored."""
+    """Days for which judgements of the documents are stored."""
 
     def __post_init__(self) -> None:
         if self.language != "auto":
@@ -372,39 +375,39 @@ class Source:
 
     @property
     def label(self) -> str:
-        """The name under which a store remembers what a source gave."""
+        """Name under which a store records the documents of this source."""
         return self.name or self.unnamed
 
     def allowed(self, id: str) -> tuple[str, ...]:
-        """Who may see a document that does not say so; () for all."""
+        """Return the principals who may see a document without rules of its own; () for all."""
         name = normalize("NFC", id)  # file systems differ in how they spell accents
         fitting = (rule for rule in self.rules if fnmatchcase(name, normalize("NFC", rule.path)))
         return next((rule.allow for rule in fitting), self.allow)
 
     def link_to(self, id: str) -> str:
-        """The address of one of its documents; "" for none."""
+        """Return the address of one of its documents; "" for none."""
         own = next((id.removeprefix(f"{name}:") for name in self.prefixes if id.startswith(f"{name}:")), id)
         return linked(self.link, own)
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """What ids begin with that another source has too: its name, and what it had before it got one."""
+        """Prefixes of ids that another source has too: the source's name, and the one used without a name."""
         digest = hashlib.blake2b(self.unnamed.encode("utf-8", "surrogatepass"), digest_size=3).hexdigest()
         return (*((self.name,) if self.name else ()), f"{self.kind}-{digest}")
 
 
 @dataclass(frozen=True)
 class EncoderSettings:
-    """The dense retriever's encoder: built in and fitted on the silo's own text (lsa), or loaded from a
-    fitted file that silos share (`path`); or one that `isthmus encoder add` brought (encoder), by `name`,
-    with a folder's `path` or an endpoint's address in its place.
+    """Encoder of the dense retriever: built in and fitted on the silo's own text (lsa), or loaded from a
+    fitted file that silos share (`path`); or one that `isthmus encoder add` has added (encoder), given by
+    `name`, by a folder's `path`, or by an endpoint's address as its name.
 
-    `limit` is how much of a text it reads at once, at most: tokens, and words of an endpoint (512 if not
-    said). Longer documents are split into passages.
+    `limit` is the most that it reads of a text at once: in tokens, or for an endpoint in words (512 by
+    default). Longer documents are split into passages.
     """
 
     kind: Literal["lsa", "encoder", "transformer", "none"] = "lsa"
-    """`transformer` is what `encoder` was called."""
+    """`transformer` is a former name of `encoder`."""
     name: str = ""
     path: Path | None = None
     dimensions: int = 128
@@ -426,8 +429,8 @@ class EncoderSettings:
 class Models:
     """Files that training and calibration wrote.
 
-    A `ranker` (isthmus train) scores candidates, else a `fuser` (isthmus fuse --save) joins the retrievers.
-    The `calibrator` (isthmus calibrate --save) is the silo's own and makes the scores probabilities.
+    A `ranker` (isthmus train) scores candidates, or a `fuser` (isthmus fuse --save) joins the retrievers. The
+    `calibrator` (isthmus calibrate --save) is the silo's own and turns the scores into probabilities.
     `reliability` is a JSON file of validation curves in the form of /v1/calibration. `reranker` names a
     cross-encoder (isthmus encoder add ms-marco-minilm), which reads the first 20 candidates for a fuser that
     joins bm25, dense and cross.
@@ -445,11 +448,11 @@ class Models:
 
 @dataclass(frozen=True)
 class SharedStatistics:
-    """How a silo's term statistics may leave it, to those whose policy allows counts.
+    """How a silo's term statistics may leave it, to peers whose policy allows counts.
 
     The private form is charged to every document's budget: `epsilon` for one replaced word. It is released
-    again when the share `renew` of documents has changed, if the budget allows. `fields` adds statistics of
-    title and body apart, which a shared ranker reads, at the same ε once more.
+    again when the share `renew` of documents has changed, if the budget allows. `fields` adds separate
+    statistics of title and body, which a shared ranker reads, at the same ε once more.
     """
 
     form: Literal["private", "exact", "none"] = "private"
@@ -466,10 +469,10 @@ class SharedStatistics:
 
 @dataclass(frozen=True)
 class NoisedCounts:
-    """What a question costs that is answered with a noised count, to those whose policy allows them.
+    """Cost of a question that is answered with a noised count, for peers whose policy allows them.
 
     Every question is charged to every document: `epsilon` for one document more, less or replaced. A question
-    that was asked before has the same answer for nothing, until the share `renew` of documents has changed.
+    that was asked before gets the same answer for nothing, until the share `renew` of documents has changed.
     """
 
     epsilon: float = 0.2
@@ -484,33 +487,33 @@ class NoisedCounts:
 class SiloTraining:
     """The process that a node starts to take part in training and counts.
 
-    `data` are feature rows to train on. With `private`, a folder of keys (isthmus keys), the node keeps
-    sketches of its documents there and answers other silos' questions about counts; `queries` are those it
-    asks about.
+    `data` are feature rows to train on. With `private`, a folder of keys (isthmus keys), the node stores
+    sketches of its documents there and answers other silos' questions about counts; `queries` are its own
+    questions.
     """
 
     retired: ClassVar[Mapping[str, str]] = MappingProxyType({"superlink": "it is called coordinator now"})
     coordinator: str
-    """Its address, host:port."""
+    """Address of the coordinator, host:port."""
     data: Path
     tls: Tls
     """The silo's own certificate for training, which `isthmus keys make --training` makes."""
     name: str = "coordinator"
-    """What the coordinator's certificate says."""
+    """Name in the coordinator's certificate."""
     private: Path | None = None
     queries: Path | None = None
     masked_only: bool = False
     """Whether updates may leave only under a secure sum."""
     most_clip: float | None = None
-    """The longest update that leaves, whatever a coordinator proposes; with `least_noise`."""
+    """Largest norm of an update that leaves, whatever a coordinator proposes; needs `least_noise`."""
     least_noise: float | None = None
-    """The least multiplier of the noise on it."""
+    """Least noise multiplier for such an update."""
     least_colluding: int = 1
-    """An exchange whose noise holds against fewer silos than these is refused."""
+    """Exchanges whose noise holds against fewer colluding silos are refused."""
     most_width: int = 1 << 18
-    """So is one with wider sketches of totals."""
+    """Exchanges with wider sketches of totals are refused."""
     user: str = ""
-    """The user that the process belongs to, where the node runs as root."""
+    """User of the process, if the node runs as root."""
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
@@ -529,7 +532,7 @@ class SiloTraining:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """A silo's node."""
+    """Settings of a silo's node."""
 
     silo: str
     folder: Path
@@ -537,21 +540,21 @@ class NodeSettings:
     port: int = 8101
     tls: Tls | None = None
     hosts: tuple[str, ...] = ()
-    """Further names that peers reach it by; with TLS any name does where none is listed."""
+    """Further names by which peers reach it; with TLS, any name is accepted if none is listed."""
     keys: Path | None = None
-    """API keys, hashed, as `isthmus keys` writes them."""
+    """File of API keys, hashed, as `isthmus keys` writes it."""
     peers: Mapping[str, Policy] = field(default_factory=dict)
     people: Mapping[str, PersonPolicy] = field(default_factory=dict)
-    """What single persons may do, by their ids."""
+    """Rights of single persons, by their ids."""
     groups: Mapping[str, PersonPolicy] = field(default_factory=dict)
-    """What persons of a group may do who have no table of their own; `everyone` is whoever has none."""
+    """Rights of persons without a table of their own, by group; `everyone` if none of theirs has one."""
     sources: tuple[Source, ...] = ()
     forget_sources: bool = False
-    """Whether no sources at all means that all that sources gave is to be removed."""
+    """Whether an empty list of sources means that all documents from sources are to be removed."""
     engine: EngineSettings | None = None
-    """Where the documents are, in place of sources."""
+    """Engine that has the documents, in place of sources."""
     reading: ParsingLimits = field(default_factory=ParsingLimits)
-    """What one file of a source may take to read."""
+    """Limits for reading one file of a source."""
     store: StoreSettings = field(default_factory=StoreSettings)
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
     depth: int = 100
@@ -561,14 +564,14 @@ class NodeSettings:
     noised_counts: NoisedCounts = field(default_factory=NoisedCounts)
     learning: Learning = field(default_factory=Learning)
     budget: float = 9.0
-    """The ε that a document, or all documents of a subject, may spend on all peers together."""
+    """The ε that a document, or all documents of a subject together, may spend on all peers together."""
     unit: Literal["subject", "document"] = "subject"
-    """Whose budget it is where documents have a subject: theirs together, or each document's own."""
+    """Owner of the budget for documents with a subject: all of the subject's together, or each document."""
     per_subject: int = 3
-    """Documents of one subject that a release of statistics counts; its ε counts so many times for them."""
+    """Documents of one subject in a release of statistics; its ε counts as many times for the subject."""
     erased_models: Literal["relearn", "withdraw"] = "relearn"
-    """What becomes of a model that was learned with judgements of erased documents: it is marked until
-    another is learned, or not used any more from that moment on."""
+    """Treatment of a model that was learned with judgements of documents erased since: it is marked until
+    another is learned, or no longer used from that moment on."""
     limits: RequestLimits = field(default_factory=lambda: PEER_LIMITS)
     training: SiloTraining | None = None
     log_queries: bool = False
@@ -590,7 +593,7 @@ class NodeSettings:
             self._check_attached(self.engine)
 
     def _check_attached(self, engine: EngineSettings) -> None:
-        """What an engine elsewhere cannot do is refused."""
+        """Refuse settings that need documents or an index of the node's own."""
         require(engine.source and engine.id and engine.body, "[engine] needs source, id and body")
         require(not self.sources, "[engine] has the documents: a silo with one has no sources")
         require(self.store.kind == "sqlite", "[engine] has the documents: a silo with one has no [store]")
@@ -610,7 +613,8 @@ class NodeSettings:
         )
 
     def narrowed(self, policy: Policy, person: Person | None) -> Policy:
-        """What a person may do of what their peer may: what any of the tables lets them that are theirs."""
+        """Return a peer's policy limited to a person's rights: those of the person's own table, else of any
+        of their groups' tables, else of `everyone`."""
         named = () if person is None else tuple(sorted(person.groups))
         tables = [self.people[person.id]] if person is not None and person.id in self.people else []
         tables = tables or [self.groups[name] for name in named if name in self.groups]
@@ -630,35 +634,35 @@ class NodeSettings:
 
     @property
     def subject_noun(self) -> str:
-        """What a subject is called, where the sources agree; "" where none says so."""
+        """Noun for a subject, if all sources that state one agree; else ""."""
         nouns = {source.subject_noun for source in self.sources} - {""}
         return nouns.pop() if len(nouns) == 1 else ""
 
     @property
     def ledger(self) -> Path:
-        """One ledger for everything that leaves: that of private counts, where there are any."""
+        """Path of the one ledger for all that leaves: that of private counts, if there are any."""
         private = None if self.training is None else self.training.private
         return self.folder / "ledger.db" if private is None else private / "silo.ledger"
 
     @property
     def cards(self) -> Path | None:
-        """The folder of the silo's identity and the cards it trusts, where it has one."""
+        """Folder of the silo's identity and of the cards it trusts, if it has one."""
         return self.learning.keys or (None if self.training is None else self.training.private)
 
 
 @dataclass(frozen=True)
 class SiloAddress:
-    """The address of a node. Beyond this machine it is reached over TLS, unless `unencrypted` says that the
-    way there is protected otherwise."""
+    """Address of a node. Beyond this machine it is reached over TLS, unless `unencrypted` states that the
+    connection is protected otherwise."""
 
     url: str
     unencrypted: bool = False
     people: bool = False
-    """Whether this silo learns with every search who asks: a pseudonym that is its alone, and groups."""
+    """Whether every search names the person to this silo: by a pseudonym for this silo alone, and groups."""
     identities: bool = False
-    """The person's own id in the pseudonym's place, for rules by name."""
+    """Whether it gets the person's own id in place of the pseudonym, for rules by name."""
     about: str = ""
-    """What it has, for the page's start and for programs that choose among silos."""
+    """What the silo contains, for the start page and for programs that choose among silos."""
 
     def __post_init__(self) -> None:
         require(len(self.about) <= 300, f"about has {len(self.about)} characters, at most 300")
@@ -674,8 +678,8 @@ class SiloAddress:
 
 @dataclass(frozen=True)
 class BreakerSettings:
-    """After `failures` in a row a silo is left alone for `pause` seconds, twice as long each time up to
-    `longest`; then one search tries it again."""
+    """Circuit breaker: after `failures` in a row a silo is not asked for `pause` seconds, twice as long each
+    time up to `longest`; then one search tries it again."""
 
     failures: int = 3
     pause: float = 1.0
@@ -692,7 +696,7 @@ _SECONDS = {"minute": 60.0, "hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
 
 @dataclass(frozen=True)
 class LearningSchedule:
-    """When the broker lets its silos learn by itself: `every` so often ("1 day"), or not at all ("")."""
+    """When the broker starts learning runs by itself: `every` so often ("1 day"), or not at all ("")."""
 
     every: str = ""
     mode: Literal["masked", "fedrisk"] = "masked"
@@ -705,14 +709,14 @@ class LearningSchedule:
 
     @property
     def seconds(self) -> float:
-        """Between two runs; 0 where there is no schedule."""
+        """Seconds between two runs; 0 without a schedule."""
         matched = _SPAN.fullmatch(self.every)
         return int(matched[1]) * _SECONDS[matched[2]] if matched else 0.0
 
 
 @dataclass(frozen=True)
 class PageText:
-    """What the page says before anything is searched: when a document is right here, and queries to try."""
+    """Text of the page before anything is searched: when a document is right here, and example queries."""
 
     about: str = ""
     queries: tuple[str, ...] = ()
@@ -727,28 +731,28 @@ class PageText:
 class OidcSettings:
     """Sign-in at an OpenID Connect provider, where this broker is registered as a client.
 
-    `groups` says what its groups may do, as scopes of API keys; `"*"` is everybody who can sign in.
+    `groups` gives the provider's groups scopes of API keys; `"*"` is everybody who can sign in.
     """
 
     issuer: str
     client_id: str
     address: str
-    """The broker's own, as browsers have it; at the provider, register ADDRESS/v1/signin/callback."""
+    """Address of the broker as browsers see it; at the provider, register ADDRESS/v1/signin/callback."""
     groups: Mapping[str, tuple[str, ...]]
     client_secret_file: Path | None = None
-    """None is a public client, which PKCE alone protects."""
+    """File of the client secret; None for a public client, which is protected by PKCE alone."""
     groups_claim: str = "groups"
-    """Where they are in the ID token or the user info: a name, or a path such as realm_access.roles."""
+    """Claim with the groups, in ID token or user info: a name, or a path such as realm_access.roles."""
     id_claim: str = "sub"
-    """What a person's id is; `email` only where the provider has verified it."""
+    """Claim with a person's id; `email` only if the provider has verified it."""
     silo_groups: tuple[str, ...] = ()
-    """Groups that silos hear of beside those in `groups`; `"*"` is all."""
+    """Groups that are sent to silos in addition to those in `groups`; `"*"` is all."""
     scope: str = "openid profile email"
-    """What the provider is asked for; some give groups, or a way to renew, for another word."""
+    """Scope that is requested; some providers need a further word to send groups, or to allow renewal."""
     minutes: float = 15.0
-    """After which the provider is asked again whether a person may still; it has as long again to answer."""
+    """Minutes after which the provider is asked again about a person; it has as long again to answer."""
     authority: Path | None = None
-    """The certificate that the provider's own comes from, where the system does not know it."""
+    """Certificate of the authority that issued the provider's, if the system does not know it."""
 
     def __post_init__(self) -> None:
         for key in ("issuer", "address"):
@@ -767,42 +771,42 @@ class OidcSettings:
 
     @property
     def redirect(self) -> str:
-        """Where the provider sends people back to, exactly."""
+        """Exact address to which the provider sends people back."""
         return f"{self.address.rstrip('/')}/v1/signin/callback"
 
 
 @dataclass(frozen=True)
 class BrokerSettings:
-    """The broker. Without `keys` or `oidc` whoever reaches it may search, which only loopback allows."""
+    """Settings of the broker. Without `keys` or `oidc` anyone may search, which only loopback allows."""
 
     name: str = "broker"
     folder: Path = Path("broker")
     host: str = "127.0.0.1"
     port: int = 8100
     tls: Tls | None = None
-    """Its own certificate, which it also shows to nodes."""
+    """The broker's own certificate, which it also shows to nodes."""
     https: bool = False
-    """Whether people reach it over TLS with that certificate too."""
+    """Whether people reach the broker over TLS with that certificate too."""
     hosts: tuple[str, ...] = ()
-    """Further names that people reach it by."""
+    """Further names by which people reach the broker."""
     keys: Path | None = None
     oidc: OidcSettings | None = None
     node_key: SecretText = ""
-    """The API key it shows to nodes that it reaches without a certificate."""
+    """API key that it shows to nodes that it reaches without a certificate."""
     silos: Mapping[str, SiloAddress] = field(default_factory=dict)
     deadline_ms: int = 1_000
     threshold: float = 0.0
     share_statistics: bool = True
-    """Whether to sum the silos' statistics and hand the sum back, so that scores compare."""
+    """Whether to sum the silos' statistics and send the sum back, so that scores compare."""
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
     limits: RequestLimits = field(default_factory=RequestLimits)
     training: Path | None = None
-    """A training run's folder, for the Training view."""
+    """Folder of a training run, for the Training view."""
     page: PageText = field(default_factory=PageText)
     learning: LearningSchedule = field(default_factory=LearningSchedule)
     log_queries: bool = False
     mcp: bool = False
-    """Whether assistants may call it at /mcp, each with a person's key; needs the extra mcp."""
+    """Whether assistants may call the broker at /mcp, each with a person's key; needs the extra mcp."""
     tracing: TracingSettings = field(default_factory=TracingSettings)
     audit: AuditSettings = field(default_factory=AuditSettings)
 
@@ -830,7 +834,7 @@ class CoordinatorSettings:
     host: str = "127.0.0.1"
     port: int = 9092
     body_bytes: int = 64 << 20
-    """Of the longest reply that is taken."""
+    """Bytes of the longest reply that is accepted."""
 
     def __post_init__(self) -> None:
         for silo in self.silos:
@@ -868,11 +872,11 @@ _TELLING: dict[type, tuple[str, frozenset[str], str]] = {
     NodeSettings: ("a silo's", frozenset({"silo", "sources", "peers"}), "isthmus node"),
     BrokerSettings: ("a broker's", frozenset({"silos", "node_key", "share_statistics"}), "isthmus broker"),
 }
-"""Whose configuration each is, top-level keys that only it has, and the command that reads it."""
+"""By kind of configuration: its owner, top-level keys that only it has, and the command that reads it."""
 
 
 def _other_kind(kind: type, path: str | os.PathLike[str]) -> ConfigError | None:
-    """What to say of a configuration that is not of this kind and has the keys of another."""
+    """Return the error for a configuration that is not of this kind and has keys of another; else None."""
     try:
         keys = tomllib.loads(Path(path).read_text(encoding="utf-8")).keys()
     except (OSError, ValueError):
@@ -887,7 +891,7 @@ def _other_kind(kind: type, path: str | os.PathLike[str]) -> ConfigError | None:
 
 
 def secret(text: SecretText, key: str) -> str:
-    """The text itself, or for `env:NAME` what the environment has under that name."""
+    """Return the text itself or, for `env:NAME`, the value of that environment variable."""
     if not text.startswith("env:"):
         return text
     name = text.removeprefix("env:")
@@ -897,7 +901,7 @@ def secret(text: SecretText, key: str) -> str:
 
 
 def literal_secrets(settings: Any) -> list[str]:
-    """The keys of settings that have a secret in the file itself: a key, or an address with a password."""
+    """Return the keys of settings with a secret in the file itself: a key, or an address with a password."""
     if isinstance(settings, Mapping):
         return [key for item in settings.values() for key in literal_secrets(item)]
     if isinstance(settings, tuple):
@@ -916,7 +920,7 @@ def literal_secrets(settings: Any) -> list[str]:
 
 
 def _moved(value: Any, root: Path) -> Any:
-    """The same configuration with every relative path meant from `root`."""
+    """Return the configuration with relative paths resolved against `root`."""
     if isinstance(value, Path):
         return root / value
     if is_dataclass(value) and not isinstance(value, type):
@@ -929,7 +933,7 @@ def _moved(value: Any, root: Path) -> Any:
 
 
 def is_safe_address(url: str) -> bool:
-    """Whether an address is of https, or of this machine's loopback."""
+    """Whether an address uses https, or is on this machine's loopback."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -938,12 +942,12 @@ def is_safe_address(url: str) -> bool:
 
 
 def _is_here(url: str) -> bool:
-    """Whether an address is of this machine's loopback."""
+    """Whether an address is on this machine's loopback."""
     return is_loopback(urlsplit(url).hostname or "")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, by name or number, is this machine as only it can reach it."""
+    """Whether a host, by name or number, is this machine's loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -951,21 +955,21 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_name(key: str, name: str) -> None:
-    """Names stand in addresses (`silo/id`), in certificates and in file names."""
+    """Check a name, which is used in addresses (`silo/id`), certificates and file names."""
     plain = name.replace("-", "").replace("_", "").replace(".", "")
     if not (plain.isascii() and plain.isalnum() and len(name) <= 64):
         raise ValueError(f"{key} = {name!r} must be letters, digits, '-', '_' or '.', at most 64")
 
 
 def linked(link: str, id: str) -> str:
-    """The address of a document by a template; "" for none."""
+    """Return the address of a document by a template; "" for none."""
     if not link or not {".", ".."}.isdisjoint(id.split("/")):  # these lead elsewhere on that server
         return ""
     return link.replace("{id}", quote(id, safe="/", errors="replace"))
 
 
 def _check_link(link: str) -> None:
-    """An address whose server is fixed: a document's id may choose a page there and nothing else."""
+    """Check that an address fixes its server: a document's id may choose a page there and nothing else."""
     parts = urlsplit(link)
     plain = link.isascii() and link.isprintable() and " " not in link and len(link) <= 1_000
     fixed = parts.scheme in ("http", "https") and parts.netloc and not {"{", "@"} & set(parts.netloc)

@@ -1,13 +1,13 @@
-"""How people get into the broker's page and out again: by an API key, or through a provider of identities.
+"""Sign-in and sign-out of people at the broker's page: by an API key, or through an identity provider.
 
 | path | |
 |---|---|
-| GET /v1/session | which ways there are |
-| POST, DELETE /v1/session | with an API key, and out |
+| GET /v1/session | the ways to sign in |
+| POST, DELETE /v1/session | sign in with an API key, and sign out |
 | GET /v1/signin | to the provider, and from there to /v1/signin/callback, in the browser |
 | GET /v1/signin/end | to the provider's own page for signing out |
-| GET, DELETE /v1/sessions | who has a session, and the end of one person's: scope admin |
-| GET /v1/keys · DELETE /v1/keys/ID | who has an API key, and the end of one: scope admin |
+| GET, DELETE /v1/sessions | list the sessions, and end those of one person: scope admin |
+| GET /v1/keys · DELETE /v1/keys/ID | list the API keys, and revoke one: scope admin |
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ router = APIRouter(responses=PROBLEMS)
 
 @router.get("/v1/session")
 async def ways_in(request: Request) -> wire.WaysIn:
-    """How people sign in here: at the provider of this name, or with an API key."""
+    """Return the ways to sign in here: at the provider of this name, or with an API key."""
     sessions = _sessions(request)
     provider = None if sessions is None else sessions.provider
     return wire.WaysIn(
@@ -57,7 +57,7 @@ async def ways_in(request: Request) -> wire.WaysIn:
 
 @router.post("/v1/session", status_code=204, response_model=None)
 async def open_session(body: wire.Session, request: Request) -> Response:
-    """Sign in: a cookie that no script can read stands for the API key from now on."""
+    """Sign in with an API key; from now on a cookie that no script can read stands for it."""
     sessions = _sessions(request)
     number = None if sessions is None else sessions.open(body.key)
     if number is None:
@@ -77,7 +77,7 @@ async def close_session(request: Request) -> Response:
 
 @router.get("/v1/signin", include_in_schema=False)
 async def begin(request: Request) -> Response:
-    """Send a browser to the provider."""
+    """Redirect a browser to the provider."""
     provider = _provider(request)
     try:
         address, pending = await provider.begin()
@@ -94,7 +94,7 @@ async def begin(request: Request) -> Response:
 
 @router.get("/v1/signin/callback", include_in_schema=False)
 async def finish(request: Request) -> Response:
-    """Take a browser back from the provider, and begin a session of whoever it has signed in."""
+    """Receive a browser back from the provider, and begin a session for the person that it has signed in."""
     provider, sessions = _provider(request), _sessions(request)
     secure = provider.secure
     try:
@@ -113,7 +113,7 @@ async def finish(request: Request) -> Response:
 
 @router.get("/v1/signin/end", include_in_schema=False)
 async def end(request: Request) -> Response:
-    """Send a browser that has signed out here to the provider, to sign out there too."""
+    """Redirect a browser that has signed out here to the provider, to sign out there too."""
     try:
         address = await _provider(request).end_address()
     except NotSignedIn as refusal:
@@ -123,7 +123,7 @@ async def end(request: Request) -> Response:
 
 @router.get("/v1/sessions")
 async def open_sessions(request: Request) -> wire.SessionList:
-    """Who has a session of the page, since when, and when it was used last."""
+    """List the sessions of the page: whose they are, since when, and when they were used last."""
     sessions = _administered(request)
     rows = [] if sessions is None else sessions.list()
     return wire.SessionList(
@@ -142,15 +142,15 @@ async def open_sessions(request: Request) -> wire.SessionList:
 
 @router.delete("/v1/sessions")
 async def end_sessions(query: Annotated[wire.SessionsOf, Query()], request: Request) -> wire.EndedSessions:
-    """End all sessions of a person at once; to keep them out, revoke their keys and tell the provider."""
+    """End all sessions of a person at once; to keep them out, revoke keys and inform the provider."""
     sessions = _administered(request, request.app.state.broker.audit.owner(query.person))
     return wire.EndedSessions(ended=0 if sessions is None else sessions.end(query.person))
 
 
 @router.get("/v1/keys")
 async def api_keys(request: Request) -> wire.KeyList:
-    """Every API key but its secret. New ones are made on the broker's machine alone: whoever makes a key
-    says whose it is, and silos go by that."""
+    """List all API keys without their secrets. New ones are made on the broker's machine alone, because silos
+    rely on the owner that is stated when a key is made."""
     _administered(request)
     keys: ApiKeys | None = request.app.state.gate.keys
     return wire.KeyList(keys=[] if keys is None else [_listed(key) for key in keys.all()])
@@ -158,7 +158,7 @@ async def api_keys(request: Request) -> wire.KeyList:
 
 @router.delete("/v1/keys/{id}", status_code=204, response_model=None)
 async def revoke_key(id: wire.KeyId, request: Request) -> Response:
-    """Revoke an API key at once, with its sessions; not one's own, and not that of an auditor."""
+    """Revoke an API key at once, with its sessions; not the caller's own, and not that of an auditor."""
     _administered(request, id)
     keys: ApiKeys | None = request.app.state.gate.keys
     key = None if keys is None else next((each for each in keys.all() if each.id == id), None)
@@ -183,7 +183,7 @@ def _listed(key: ApiKey) -> wire.ListedKey:
 
 
 async def check_provider(sessions: Sessions | None) -> None:
-    """Warn the operator where nobody could sign in at the provider."""
+    """Warn the operator if nobody could sign in at the provider."""
     try:
         if sessions is not None and sessions.provider is not None:
             await sessions.provider.begin()
@@ -192,7 +192,8 @@ async def check_provider(sessions: Sessions | None) -> None:
 
 
 def _administered(request: Request, whose: str = "") -> Sessions | None:
-    """The sessions, for an administrator; the audit log has what is done first, and to whose key."""
+    """Return the sessions, if the caller is an administrator. The action, and whose key or sessions it is
+    about, is first recorded in the audit log."""
     if not request.scope[CALLER].may("admin"):
         raise HttpProblem(403, "this needs a key with the scope admin")
     audit(request, "administration", what=f"{request.method} {request.scope['route'].path} {whose}".rstrip())
@@ -212,7 +213,7 @@ def _provider(request: Request) -> SignInProvider:
 
 
 def _refused(refusal: NotSignedIn) -> Response:
-    """Back to the page, which says why; what else there is to say is for the operator."""
+    """Redirect to the page, which shows the reason; further details are only logged, for the operator."""
     _log.warning("nobody was signed in: %s", refusal)
     return RedirectResponse(f"/#/search?signin={refusal.reason}", 303)
 

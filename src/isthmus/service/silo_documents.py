@@ -1,11 +1,11 @@
-"""A silo's documents towards people: where they are shown, who may open them, who asks their owner.
+"""Access of people to a silo's documents: links, opening, and requests to the owner.
 
     documents = SiloDocuments("north", store, tokens, note, lambda: settings.sources)
     documents.open("papers/a.md", wire.AttributedOpening(ticket=hit.ticket), peer="broker", name=str)
 
-A document is opened, or asked for, with the ticket of a hit that the peer was shown: whoever has none learns
-nothing, not even whether there is such a document. What the owner allows is opened once, by whom they allowed
-it. An opening is in the ledger before the document leaves.
+A document is opened, or asked for, with the ticket of a hit that the peer was shown. A caller without one
+learns nothing, not even whether there is such a document. A document that the owner has allowed can be opened
+once, by the person for whom it was allowed. An opening is in the ledger before the document leaves.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from isthmus.service.stores import DocumentStore, StoredRequest
 
 DAY = 86_400.0
 ALLOWED_DAYS, KEPT_DAYS = 7, 90
-"""How long what the owner has allowed can be opened, and how long requests are kept."""
+"""Days for which an allowed document can be opened, and for which requests are stored."""
 ASKED_A_DAY = 20
-"""Requests of one person a day."""
+"""Most requests of one person a day."""
 NO_DOCUMENT = "no such document was shown to you within a day, or its owner has not allowed it: search again"
 
 
 class Note(Protocol):
-    """Writes down what is about to leave."""
+    """Records data that are about to leave."""
 
     def __call__(self, kind: str, peer: str, items: int = 1, note: str = "") -> None:
-        """In the ledger when this returns; raises where it cannot be."""
+        """Record it in the ledger before returning; raises if that is not possible."""
 
 
 class SiloDocuments:
-    """What peers may have of one silo's documents; `sources` are those of the moment."""
+    """Access of peers to one silo's documents; `sources` returns the current sources."""
 
     def __init__(
         self,
@@ -58,8 +58,9 @@ class SiloDocuments:
         self._people, self._peers = Buckets(0.5, 30), Buckets(10, 300)
 
     def links(self, ids: Sequence[str], principals: frozenset[str] | None = None) -> dict[str, str]:
-        """Where documents are shown to people, by id, of sources that say so and do not withhold it from
-        these principals; or by the one template of an engine elsewhere, which has no sources."""
+        """Return the addresses at which people see documents, by id, for sources that have them and do not
+        withhold them from these principals. An external engine, which has no sources, has one template for
+        all."""
         if self._link:
             return {id: linked(self._link, id) for id in ids}
         owners = self._owners(ids, lambda source: bool(source.link))
@@ -72,7 +73,7 @@ class SiloDocuments:
         return {id: source.link_to(id) for id, source in owners.items() if id not in withheld}
 
     def _owners(self, ids: Sequence[str], chosen: Callable[[Source], bool]) -> dict[str, Source]:
-        """The sources of documents, of those that are chosen."""
+        """Return the sources of documents, by id, for sources that `chosen` selects."""
         named = {
             name: each for each in self._sources() if chosen(each) for name in (each.label, each.unnamed)
         }
@@ -80,8 +81,8 @@ class SiloDocuments:
         return {id: named[label] for id, label in owners.items() if label in named}
 
     def _whole(self, ids: Sequence[str], principals: frozenset[str] | None) -> dict[str, tuple[str, str]]:
-        """Title and body, with what these principals see of what is withheld, of documents where that is
-        anything; None is the owner, who sees all."""
+        """Return title and body of documents with withheld parts, by id, as these principals may see them;
+        None is the owner, who sees all."""
         owners = self._owners(ids, lambda source: bool(source.redact))
         originals = self._store.originals(list(owners)) if owners else {}
         if principals is None:
@@ -97,7 +98,7 @@ class SiloDocuments:
         policy: Policy,
         principals: frozenset[str] | None = None,
     ) -> list[wire.Hit]:
-        """Hits with what the peer's people may do with their documents, whose own ids are `ids`."""
+        """Return hits with the access that the peer's people have; `ids` are the documents' own ids."""
         access = access_of(policy)
         links = self.links(ids, principals) if policy.snippets else {}
         titles = self._whole(ids, principals) if policy.snippets else {}
@@ -125,10 +126,10 @@ class SiloDocuments:
         note: Callable[[str], None] = lambda id: None,
         principals: frozenset[str] | None = None,
     ) -> wire.OpenedDocument:
-        """A whole document, by the name that the peer knows it by; `NO_DOCUMENT` is the one DataError, also
-        of a document that these principals may not see.
+        """Open a whole document, by the name that the peer has for it. The only DataError is `NO_DOCUMENT`,
+        also for a document that these principals may not see.
 
-        `note` is called with its id before it leaves, and raises where it may not.
+        `note` is called with the document's id before it leaves, and raises if it may not leave.
         """
         self._check_rate(peer, opening.person)
         request = self._allowed(opening, peer) if opening.request else None
@@ -150,7 +151,7 @@ class SiloDocuments:
         return opened.model_copy(update={"document": document})
 
     def read(self, id: str, principals: frozenset[str] | None = None) -> wire.OpenedDocument | None:
-        """A document, if these principals may see it; None is its owner."""
+        """Return a document if these principals may see it, else None; principals None are its owner."""
         draft = self._store.get([id]).get(id)
         if draft is None or (principals is not None and not may_see(draft.allow, principals)):
             return None
@@ -165,7 +166,7 @@ class SiloDocuments:
         )
 
     def _allowed(self, opening: wire.AttributedOpening, peer: str) -> StoredRequest | None:
-        """The request by which somebody opens a document, if the owner has allowed it to them, lately."""
+        """Return the request with which a person opens a document, if its owner allowed it recently."""
         own = self._store.requests(peer=peer, person=opening.person)
         request = next((each for each in own if each.number == opening.request), None)
         return request if request is not None and self._state(request) == "allowed" else None
@@ -182,9 +183,9 @@ class SiloDocuments:
         name: Callable[[str], str],
         principals: frozenset[str] | None = None,
     ) -> wire.DocumentRequest:
-        """Keep a request for the owner to see; the same again is the one there is.
+        """Store a request for the owner. If the same request is waiting already, that one is returned.
 
-        Raises Refused where somebody asks too much, and `NO_DOCUMENT`.
+        Raises Refused if there are too many requests, and a DataError with `NO_DOCUMENT`.
         """
         document = self._tokens.ticketed(ask.ticket, peer=peer)
         if document is None or not self._store.present([document], principals):
@@ -205,12 +206,12 @@ class SiloDocuments:
         return self._message(waiting, name)
 
     def requests_of(self, *, peer: str, person: str, name: Callable[[str], str]) -> wire.RequestList:
-        """What one person asked for through a peer, and the owner's answers."""
+        """Return one person's requests through a peer, with the owner's answers."""
         own = self._store.requests(peer=peer, person=person)
         return wire.RequestList(requests=[self._message(each, name) for each in own[: wire.MOST_REQUESTS]])
 
     def requests(self, peer: str | None = None) -> wire.RequestList:
-        """For the owner: all requests, or those through one peer; with who asks, and real ids."""
+        """Return all requests, or those through one peer, for the owner: with persons and real ids."""
         every = self._store.requests(peer=peer)
         return wire.RequestList(
             requests=[
@@ -222,7 +223,7 @@ class SiloDocuments:
     def answer(
         self, number: str, answer: wire.RequestAnswer, *, peer: str | None = None
     ) -> wire.DocumentRequest:
-        """The owner's answer to a request that waits, of one peer's or any; else a DataError."""
+        """Answer a waiting request, of one peer or any, for the owner; raises DataError without one."""
         known = next((each for each in self._store.requests(peer=peer) if each.number == number), None)
         state, now = "allowed" if answer.allow else "denied", self._clock()
         if known is None or not self._store.settle_request(
@@ -252,10 +253,10 @@ class SiloDocuments:
 
 
 def owned_documents(settings: NodeSettings, store: DocumentStore) -> SiloDocuments:
-    """A silo's documents for its owner, on its own machine: requests and their answers."""
+    """Return a silo's documents for its owner on its own machine, with requests and their answers."""
 
     def nothing(kind: str, peer: str, items: int = 1, note: str = "") -> None:
-        """Nothing leaves."""
+        """Do nothing: no data leave."""
 
     tokens = HitTokens(settings.silo, local_secret(settings.folder / "feedback.key"))
     link = "" if settings.engine is None else settings.engine.link
@@ -263,7 +264,7 @@ def owned_documents(settings: NodeSettings, store: DocumentStore) -> SiloDocumen
 
 
 def access_of(policy: Policy) -> list[wire.Access]:
-    """What a peer's people may do with the documents of hits."""
+    """Return what a peer's people may do with the documents of hits."""
     rights: tuple[tuple[wire.Access, bool], ...] = (
         ("open", policy.open),
         ("ask", bool(policy.ask)),

@@ -1,11 +1,12 @@
-"""A silo's part in learning together: its rows of judged queries stay, and questions about them get sums.
+"""A silo's part in joint learning: its rows of judged queries stay, and questions about them get sums.
 
     GET  /learning                      the queries that somebody judged here
     POST /learning/session              a session: masks are agreed with the other silos, by their cards
     POST /learning/{session}/{number}   a question; a sum leaves under the masks of its number
 
-What a peer may work out of the answers is bounded: by one set of judgements, as a whole (`judged`), by what
-questions are answered (`guarded_rows`), and by masks of at least three silos that add something.
+What a peer can infer from the answers is limited by the use of one set of judgements as a whole (`judged`),
+by the choice of questions that are answered (`guarded_rows`), and by masks of at least three silos that add
+something.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ if TYPE_CHECKING:
 IDLE = 60.0
 """Seconds without a question after which a session may end."""
 COLLECTED = (FoldsOf, QueryColumns, BestMargins)
-"""Questions whose answers carry no masks: any search tells them, or all silos have them alike."""
+"""Questions answered without masks: any search reveals the answers, or all silos have the same ones."""
 REPORTS = (OwnModel, CrossExamination)
-"""Questions by which silos are weighed; they are answered without masks, where the owner lets them be."""
+"""Questions by which silos are weighed; they are answered without masks, if the owner allows it."""
 
 _LEAVING = {
     "scores": "best scores of judged queries, to learn together",
@@ -59,25 +60,25 @@ _LEAVING = {
 }
 
 Note = Callable[[str, str, int, str], None]
-"""Writes into the ledger that something is about to leave: kind, peer, items, note."""
+"""Records in the ledger that data are about to leave: kind, peer, items, note."""
 
 
 @dataclass(eq=False)
 class _Session:
-    """A session of one peer: its masks, and the rows once it has begun."""
+    """A session of one peer: its masks, and its rows once it has started."""
 
     name: str
     peer: str
     encoder: str
     member: MaskedMember
     weighed: bool
-    """Whether silos show reports of their own, to be weighed."""
+    """Whether silos send reports of their own errors, by which they are weighed."""
     rows: GuardedRows | None = field(default=None)
     asked_at: float = field(default_factory=time.monotonic)
 
 
 class SiloLearner:
-    """Sessions of learning in one silo, one at a time; safe to use from any thread."""
+    """Learning sessions in one silo, one at a time; safe to use from any thread."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class SiloLearner:
         self._session: _Session | None = None
 
     def queries(self, peer: str) -> wire.Judged:
-        """The queries that somebody judged a hit of, for all silos to learn from; none while they are few."""
+        """Return the queries with a judged hit, for all silos to learn from; none while there are too few."""
         with self._lock:
             judged, folds = self.judged.refresh(), self.judged.folds(peer)
         rules, engine = self.settings.learning, self.settings.engine
@@ -105,9 +106,9 @@ class SiloLearner:
         return wire.Judged(queries=queries, folds=folds, consent=rules.consent, least=rules.least_queries)
 
     def begin(self, request: wire.LearningSession, peer: str) -> wire.LearningKey:
-        """Begin a session, or settle its members; the key of this silo's masks.
+        """Begin a session, or settle its members. Returns this silo's key for the masks.
 
-        Refused where the silo has had enough of them today, a DataError where it has no cards.
+        Raises Refused if the peer has begun too many sessions today, and DataError if the silo has no cards.
         """
         with self._lock:
             if request.adverts:
@@ -144,7 +145,7 @@ class SiloLearner:
         return session
 
     def answer(self, name: str, number: int, data: bytes, peer: str) -> bytes:
-        """The answer to a question: words under masks for a sum, else numbers."""
+        """Answer a question: with words under masks for a sum, else with plain numbers."""
         question = question_of(data)
         with self._lock:
             session = self._of(name, peer)
@@ -168,7 +169,7 @@ class SiloLearner:
         return words.astype("<u8").tobytes()
 
     def _start(self, session: _Session, request: Start) -> None:
-        """The rows of the whole set of judgements; of a silo that adds nothing they only rank."""
+        """Build the session's rows from all judgements; without any for a silo that adds nothing."""
         if session.rows is not None:
             raise ProtocolError("a session that has begun")
         judged, most = self.judged.current, self.judged.folds(session.peer)
@@ -200,31 +201,32 @@ class SiloLearner:
         )
 
     def feedback_curves(self) -> Path:
-        """The file of reliability curves of what people said, as of the set of judgements."""
+        """Return the file of reliability curves from feedback, for the current set of judgements."""
         with self._lock:
             self.judged.refresh()
         return self.judged.curves_file
 
     def forget(self, documents: Sequence[str], subject: str) -> bool:
-        """Take documents and queries that name a subject out of the set of judgements; whether any was in it.
+        """Remove documents, and queries that name a subject, from the set of judgements. Returns whether any
+        was in it.
 
-        Erasing comes before hiding: whoever asks before and after may see the difference.
+        Erasing has priority over hiding: a peer that asks before and after may see the difference.
         """
         with self._lock:
             self._session = None
             return self.judged.forget(documents, subject)
 
     def finish(self, peer: str) -> None:
-        """End the session of a peer that has brought a model, unless it asked just now: a model from before
-        is handed out while silos learn."""
+        """End the session of a peer that has installed a model, unless it asked just now: an earlier model is
+        also handed out while silos learn."""
         with self._lock:
             session = self._session
             if session is not None and session.peer == peer and time.monotonic() > session.asked_at + IDLE:
                 self._session = None
 
     def alone(self, baseline: BaselineScale) -> SearchModel:
-        """The baseline calibrated by this silo's own judgements, of which nothing leaves; a DataError where
-        they are too few."""
+        """Calibrate the baseline with this silo's own judgements; nothing leaves. Raises DataError if they
+        are too few."""
         from isthmus.learning import LearningOptions, learn
 
         with self._lock:

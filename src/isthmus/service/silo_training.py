@@ -1,9 +1,9 @@
-"""A silo's part in training, as a process of its own that runs the installed Isthmus and no other code.
+"""A silo's part in training, as a separate process that runs the installed Isthmus and no other code.
 
-It fetches messages from the coordinator over mutual TLS and answers them, one at a time. It knows the paths
-in its settings and no others, has an environment of a few harmless entries, gains no rights, and where the
-node may choose (`training.user`) belongs to another user, who cannot read the node's secrets. It outlives the
-coordinator: whatever fails on the way is tried again, ever more slowly.
+It fetches messages from the coordinator over mutual TLS and answers them, one at a time. It has the paths in
+its settings and no others, an environment of a few harmless entries, and cannot gain rights. If the node may
+choose (`training.user`), it belongs to another user, who cannot read the node's secrets. It outlives the
+coordinator: every failed request is tried again, at growing intervals.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ ENVIRONMENT: Mapping[str, str] = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
 }
-"""All that the process has of an environment."""
+"""The whole environment of the process."""
 BEAT = 3.0
-"""Seconds between two words to the coordinator while a message is worked on."""
+"""Seconds between two signs of life to the coordinator while a message is worked on."""
 LARGEST = 256 << 20
-"""Bytes of the longest message that is taken."""
+"""Bytes of the longest message that is accepted."""
 SHORTEST, LONGEST = 0.2, 10.0
-"""Seconds of the first and the longest pause after a failure."""
+"""Seconds of the first and of the longest pause after a failure."""
 ATTEMPTS = 8
-"""Times that a reply is brought before it is given up; the coordinator then asks again."""
+"""Times that a reply is sent before it is given up; the coordinator then asks again."""
 _NO_NEW_PRIVILEGES = 38
 
 _log = logging.getLogger("isthmus.service")
@@ -52,7 +52,7 @@ _log = logging.getLogger("isthmus.service")
 
 @dataclass(frozen=True)
 class TrainingRole:
-    """Who a silo is in training, whom it calls, and what its app may know."""
+    """A silo's name in training, the coordinator that it calls, and the settings of its app."""
 
     silo: str
     coordinator: str
@@ -63,7 +63,7 @@ class TrainingRole:
 
     @classmethod
     def of(cls, settings: NodeSettings, wanted: SiloTraining) -> TrainingRole:
-        """The part that a node's settings describe; nothing that arrives over the network can change it."""
+        """Make the role that a node's settings describe; nothing from the network can change it."""
         paths = {"data": wanted.data, "ledger": settings.ledger}
         if wanted.private is not None and wanted.queries is not None:
             paths |= {"folder": wanted.private, "queries": wanted.queries}
@@ -77,20 +77,20 @@ class TrainingRole:
         return cls(settings.silo, wanted.coordinator, wanted.name, wanted.tls, config, wanted.user)
 
     def dumped(self) -> bytes:
-        """As JSON, for the process."""
+        """Convert to JSON, for the process."""
         tls = {key: path.resolve() for key, path in vars(self.tls).items()}
         return json.dumps({**vars(self), "tls": tls}, default=str).encode()
 
     @classmethod
     def loaded(cls, data: bytes) -> TrainingRole:
-        """From JSON."""
+        """Read from JSON."""
         part: dict[str, Any] = json.loads(data)
         tls = {key: Path(path) for key, path in part.pop("tls").items()}
         return cls(**part, tls=Tls(**tls))
 
 
 def pauses() -> Iterator[float]:
-    """Seconds to wait after one failure after another."""
+    """Yield the seconds to wait after each of several failures in a row."""
     pause = SHORTEST
     while True:
         yield pause
@@ -102,7 +102,7 @@ class Unreachable(ServiceError):
 
 
 class CoordinatorClient:
-    """HTTP to the coordinator, whose certificate must have its name."""
+    """HTTP client of the coordinator, whose certificate must have the coordinator's name."""
 
     def __init__(self, part: TrainingRole) -> None:
         import httpx  # a node that takes no part starts without it
@@ -116,11 +116,11 @@ class CoordinatorClient:
         self._http = self._client(verify=self._verify)
 
     def fetch(self, *, busy: str = "") -> bytes | None:
-        """The next message, or none yet."""
+        """Fetch the next message; None if there is none yet."""
         return self._post(FETCH, b"", {BUSY: busy} if busy else {}) or None
 
     def reply(self, data: bytes) -> None:
-        """Send a reply; that nobody waits for it any more is no failure."""
+        """Send a reply; it is no failure if the coordinator no longer waits for it."""
         self._post(REPLY, data, {"content-type": MESSAGE_TYPE})
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class Participant:
 
     @contextmanager
     def _beating(self, number: str) -> Iterator[None]:
-        """Tell the coordinator now and then that the message is worked on."""
+        """Tell the coordinator now and then, while the context lasts, that the message is being worked on."""
         done = threading.Event()
 
         def beat() -> None:
@@ -239,7 +239,7 @@ def _leave(number: int, frame: object) -> None:
 
 
 def confine(user: str = "") -> None:
-    """Give up what training does not need: core dumps, new rights, and with `user` this user."""
+    """Give up what training does not need: core dumps, new rights and, with `user`, the current user."""
     import ctypes
     import encodings.idna  # noqa: F401  # names of hosts need it, and another user may not reach it any more
     import pwd
@@ -265,7 +265,7 @@ def confine(user: str = "") -> None:
 
 
 def main() -> None:
-    """The process that a node starts: reads its role as JSON from stdin, and ends when stdin does."""
+    """Run the process that a node starts: it reads its role as JSON from stdin, and ends when stdin does."""
     log_to_stderr()
     try:
         part = TrainingRole.loaded(sys.stdin.buffer.readline())

@@ -1,7 +1,7 @@
-"""Where a node's documents come from: folders of files, tables, BEIR collections, SQL queries.
+"""Read a node's documents from folders of files, tables, BEIR collections and SQL queries.
 
-A file that cannot be read is one DataError, told to whoever asked, and the others go on; a `SourceReport`
-counts them, and the files of kinds that nothing here reads.
+A file that cannot be read is one DataError, which is passed to the caller, and reading goes on with the next.
+A `SourceReport` counts these files, and files of kinds that are not read.
 
     folder   .txt .md .rst .html .pdf .docx .pptx .xlsx .eml below the path; the id is the path from there,
              with '/' between. Rows of a .csv, .tsv or .parquet are documents `path#id`
@@ -9,12 +9,12 @@ counts them, and the files of kinds that nothing here reads.
     beir     corpus.jsonl, with ids of its own
     sql      rows of a query: id, title, body, or id and body
 
-Who may see a document and whom it is about stand in fields `allow` and `subject` (`columns` names others): of
-a row, a line, a column of the query's, the front matter of a .md, or `report.pdf.meta.json` beside a file.
-Where it says nothing, the source's rules do.
+Fields `allow` and `subject` (`columns` names others) state who may see a document and the person it is about:
+in a row, a line, a column of the query, the front matter of a .md, or `report.pdf.meta.json` beside a file. A
+document without them follows the source's rules.
 
-An id that another source has already begins with its own source's name: `name:id`. Which of them has it bare
-is settled once, by who came first, and the store remembers.
+If another source already has an id, the id gets the name of its own source as prefix: `name:id`. Which source
+has it without a prefix is decided once, by which one came first, and the store remembers it.
 """
 
 from __future__ import annotations
@@ -46,40 +46,40 @@ from isthmus.tables import records
 
 Tell = Callable[[DataError], None]
 Beside = dict[str, Any] | DataError
-"""What stands beside a file, or why that cannot be read."""
+"""Fields in the file beside another (`.meta.json`), or the error if it cannot be read."""
 Read = tuple[Path, Draft | DataError]
-"""A document, or what is wrong with it, and where it stands."""
+"""The path of a document, and the document or the error with it."""
 
 
 class UnknownRule(DataError):
-    """Who may see a document cannot be understood: what was read of it before is not kept either."""
+    """The statement of who may see a document is invalid: the document's earlier version is removed too."""
 
 
 NAMED = 20
-"""Errors that a report has in words."""
+"""Most errors of which a report has the text."""
 SIDECAR, LARGEST_SIDECAR = ".meta.json", 1 << 16
-"""What the name of a file ends in that says who may see the file of its name without it, and its bytes."""
+"""End of the name of a file that states who may see the file beside it, and its largest size in bytes."""
 
 _log = logging.getLogger("isthmus.service")
 
 
 @dataclass
 class SourceReport:
-    """What became of a source when it was read last."""
+    """Result of the last reading of a source."""
 
     source: str
     documents: int = 0
-    """That the store has of it."""
+    """Documents of the source in the store."""
     unread: int = 0
     """Documents, files or rows that could not be read."""
     errors: list[str] = field(default_factory=list)
-    """The first of them, with the reason."""
+    """The first of these errors, with the reason."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """Files of kinds that nothing here reads, by suffix."""
+    """Files of kinds that are not read, by suffix."""
     erased: int = 0
-    """Documents that were erased and are in the source still: left out."""
+    """Documents left out because they were erased, although the source still has them."""
     failed: str = ""
-    """Why nothing of it could be read."""
+    """Why nothing of the source could be read."""
 
     def __str__(self) -> str:
         line = f"{self.source}: {several(self.documents, 'document')}"
@@ -102,7 +102,7 @@ class SourceReport:
 
 
 def _without_text(error: IsthmusError) -> str:
-    """What is wrong, and where, but nothing of what stands there: reports are read elsewhere."""
+    """Return the problem and its place without text of the document: reports are read elsewhere."""
     if not isinstance(error, DataError):
         return " ".join(str(error).split())[:500]
     where = "" if error.file is None else f"{error.file}{f':{error.line}' if error.line else ''}: "
@@ -112,9 +112,9 @@ def _without_text(error: IsthmusError) -> str:
 def read(
     source: Source, tell: Tell, limits: ParsingLimits | None = None, skipped: Counter[str] | None = None
 ) -> Iterator[Draft]:
-    """The documents of a source; `tell` gets an error for each that cannot be read.
+    """Yield the documents of a source; `tell` is called with an error for each that cannot be read.
 
-    `skipped` counts the files that are left alone, by suffix.
+    `skipped` counts the files that are ignored, by suffix.
     """
     kinds = {"folder": _folder, "table": _table, "beir": _beir, "sql": _sql}
     settled = _Reading(tell, limits or ParsingLimits(), Counter() if skipped is None else skipped)
@@ -136,13 +136,13 @@ def read(
 
 @dataclass(frozen=True)
 class _Reading:
-    """Who hears of errors, what a file may take, and the count of files that are left alone."""
+    """The callback for errors, the limits for a file, and the count of ignored files."""
 
     tell: Tell
     limits: ParsingLimits
     skipped: Counter[str]
     beside: Callable[[Path], Beside] = field(default_factory=lambda: lru_cache(1)(_beside))
-    """What stands beside a file, read once for all its rows."""
+    """Reads the file beside another, once for all its rows."""
 
 
 def load_all(
@@ -154,9 +154,10 @@ def load_all(
     reports: list[SourceReport] | None = None,
     keep: bool = True,
 ) -> Counts:
-    """Load every source; `tell` gets an error for one that cannot be read, and the next is loaded.
+    """Load every source. If one cannot be read, `tell` is called with an error and the next is loaded.
 
-    Then what belongs to none of them is removed, unless an operator has put it. `reports` gets one for each.
+    Then documents that belong to none of them are removed, unless an operator has put them. `reports` gets
+    one report for each source.
     """
     done, failed, every = Counts(), list[Source](), list[SourceReport]()
     for source in sources:
@@ -193,10 +194,10 @@ def load(
     report: SourceReport | None = None,
     keep: bool = True,
 ) -> Counts:
-    """Bring a store up to a source: new and changed documents are written, those gone from it removed.
+    """Update a store from a source: new and changed documents are written, those gone from it removed.
 
-    What a file that cannot be read gave before is kept, unless who may see it may be said otherwise since.
-    `others` are the labels of other sources, whose ids are theirs.
+    Documents of a file that can no longer be read stay, unless the statement of who may see them may have
+    changed too, or `keep` is false. `others` are the labels of other sources, which keep their ids.
     """
     seen, unread, placed = set[str](), set[str](), set[str]()
     report = report or SourceReport(source.label)
@@ -237,9 +238,9 @@ def load(
 
 
 def in_languages(drafts: Iterable[Draft], language: str = AUTO) -> Iterator[Draft]:
-    """Documents with the code of their language: the one that is named, else what each seems to be in.
+    """Yield documents with the code of their language: the given one, or the one detected in each.
 
-    One that does not tell is in the language of most of the first five hundred that do, or in English.
+    A document without a detectable language gets that of most of the first five hundred, or English.
     """
     code, rest, majority = code_of(language), iter(drafts), ""
     while batch := list(islice(rest, BATCH)):
@@ -252,14 +253,14 @@ def in_languages(drafts: Iterable[Draft], language: str = AUTO) -> Iterator[Draf
 
 
 def _names(id: str, source: Source) -> list[str]:
-    """The ids that a source's document may go by: its own, or behind the name of its source."""
+    """Return the ids that a source's document may have: its own, or with the name of its source as prefix."""
     return [id, *(f"{prefix}:{id}" for prefix in source.prefixes)]
 
 
 def _placed(
     drafts: Iterator[Draft], source: Source, store: DocumentStore, others: Collection[str], tell: Tell
 ) -> Iterator[Draft]:
-    """The documents under ids that no other source has."""
+    """Yield the documents under ids that no other source has."""
     own, used = (source.label, source.unnamed), set[str]()
     while batch := list(islice(drafts, BATCH)):
         owners = store.owners(name for draft in batch for name in _names(draft.id, source))
@@ -282,7 +283,8 @@ def _placed(
 def _forget(sources: Collection[Source], failed: Collection[Source], store: DocumentStore) -> int:
     """Remove the documents of sources that the configuration no longer names; returns how many.
 
-    Not while a source that never gave any cannot be read: it may be the same one under another path.
+    Nothing is removed while a source without documents cannot be read: it may be the same source under
+    another path.
     """
     counts = store.by_source()
     named = {source.label for source in sources} | {source.unnamed for source in failed}
@@ -300,7 +302,7 @@ def _forget(sources: Collection[Source], failed: Collection[Source], store: Docu
 
 
 def _of_sources(counts: Mapping[str, int], named: Collection[str] = ()) -> dict[str, int]:
-    """How many documents there are of sources with other labels; those of an operator have no source."""
+    """Count documents by source, for sources with other labels; an operator's have no source."""
     return {label: count for label, count in counts.items() if label not in (*named, OPERATOR, "")}
 
 
@@ -309,7 +311,7 @@ def _counts_text(counts: Mapping[str, int]) -> str:
 
 
 def check_sources(settings: NodeSettings, store: DocumentStore) -> None:
-    """That no source at all is what the operator means, where there were some: a ConfigError."""
+    """Raise ConfigError if there is no source although there were some, unless the settings say so."""
     gone = _of_sources(store.by_source())
     if gone and not settings.sources and not settings.forget_sources:
         raise ConfigError(
@@ -354,7 +356,7 @@ def _table(source: Source, reading: _Reading) -> Iterator[Read]:
 
 
 def _files(root: Path, reading: _Reading) -> Iterator[Path]:
-    """Readable kinds of files below a folder, in order; hidden ones and links out of it are left alone."""
+    """Yield files of readable kinds below a folder, in order; hidden ones and links out of it are ignored."""
 
     def refused(error: OSError) -> None:
         problem = f"cannot be listed: {error.strerror or error}"
@@ -377,18 +379,18 @@ def _files(root: Path, reading: _Reading) -> Iterator[Path]:
 
 
 class Watch:
-    """Tells when files of sources have changed since they were read, once nobody writes them any more."""
+    """Detects that files of sources have changed since they were read and are no longer being written."""
 
     def __init__(self) -> None:
         self._read = self._seen = frozenset[tuple[str, int, int]]()
         self._next = 0.0
 
     def begin(self, sources: Collection[Source]) -> None:
-        """Note the files as they are, just before they are read."""
+        """Record the state of the files, just before they are read."""
         self._read = self._seen = _stamps(sources)
 
     def has_changed(self, sources: Collection[Source], every: float) -> bool:
-        """Whether the files are others than those read, and the same twice; looked at all so many seconds."""
+        """Whether the files differ from those read, and were the same at two checks `every` seconds apart."""
         if not every or time.monotonic() < self._next:
             return False
         before, self._seen = self._seen, _stamps(sources)
@@ -397,7 +399,7 @@ class Watch:
 
 
 def _stamps(sources: Collection[Source]) -> frozenset[tuple[str, int, int]]:
-    """Path, time and size of every file that these are read from; a database has none."""
+    """Return path, time and size of every file of the sources; a database has none."""
     stamps, reading = set(), _Reading(lambda error: None, ParsingLimits(), Counter())
     for source in sources:
         if source.path is None:
@@ -414,7 +416,7 @@ def _stamps(sources: Collection[Source]) -> frozenset[tuple[str, int, int]]:
 
 
 def _row(id: str, row: Row, path: Path) -> Draft:
-    """A row as a document, of the table's type, and of its date where it has none."""
+    """Convert a row to a document of the table's type, with the table's date if it has none of its own."""
     kind = path.suffix[1:].lower()
     return Draft(id, row.title, row.body, type=kind, date=row.date, modified=_modified(path))
 
@@ -424,8 +426,7 @@ def _sidecar(path: Path) -> Path:
 
 
 def _beside(path: Path) -> Beside:
-    """What the file beside another says of who may see it and whom it is about; nothing where there is
-    none."""
+    """Read who may see a file, and the person it is about, from the file beside it; {} if there is none."""
     beside = _sidecar(path)
     if not os.path.lexists(beside):
         return {}
@@ -441,8 +442,8 @@ def _beside(path: Path) -> Beside:
 
 
 def _ruled(draft: Draft, text: FileText | Row, beside: Beside, path: Path) -> Draft | DataError:
-    """A file, or a row of one, as a document; what stands beside it comes before a file's front matter, and
-    after what a row says itself."""
+    """Add who may see a file or a row, and the person it is about. The file beside it takes precedence over a
+    file's front matter, and a row's own fields over the file beside it."""
     if isinstance(beside, DataError):
         return beside
     own = {name: each for name, each in (("allow", text.allow), ("subject", text.subject)) if each}
@@ -451,15 +452,16 @@ def _ruled(draft: Draft, text: FileText | Row, beside: Beside, path: Path) -> Dr
 
 
 def _unruled(error: DataError, path: Path) -> DataError:
-    """What is wrong with a file; who may see what it gave before may stand in another one beside it."""
+    """Return the error for a file, as an UnknownRule if there is a file beside it: that may have changed who
+    may see the documents read before."""
     if not os.path.lexists(_sidecar(path)):
         return error
     return UnknownRule(error.problem, file=error.file, line=error.line, text=error.text, cure=error.cure)
 
 
 def _accessible(draft: Draft, allow: object, subject: object, path: Path) -> Draft | DataError:
-    """A document with who may see it and whom it is about, as its source states them; one that states what
-    nobody understands is not read."""
+    """Return a document with its principals and subject; an UnknownRule if the source's statement of them is
+    invalid."""
     try:
         return replace(draft, allow=principals_of(allow), subject=subject_of(subject))
     except ValueError as error:
@@ -467,7 +469,7 @@ def _accessible(draft: Draft, allow: object, subject: object, path: Path) -> Dra
 
 
 def _modified(path: Path) -> int | None:
-    """When a file was written; None for one that is gone since it was read."""
+    """Return the time at which a file was last written; None if it is gone since it was read."""
     try:
         return int(path.stat().st_mtime)
     except OSError:
@@ -504,7 +506,7 @@ def _beir(source: Source, reading: _Reading) -> Iterator[Read]:
 
 
 def _access_fields(source: Source) -> tuple[str, str]:
-    """What a line or a query calls who may see a document, and whom it is about."""
+    """Return the names of the fields for who may see a document, and for the person it is about."""
     columns = source.columns
     return (columns and columns.allow) or "allow", (columns and columns.subject) or "subject"
 
@@ -532,7 +534,7 @@ def _sql(source: Source, reading: _Reading) -> Iterator[Read]:
 
 
 def _sqlite_rows(url: str, query: str) -> Iterator[tuple[Any, ...]]:
-    """The names of its columns, then its rows."""
+    """Yield the names of the query's columns, then its rows."""
     path = url.removeprefix("sqlite:///")
     if not Path(path).is_file():
         raise DataError("there is no such database", file=path, cure="check sources.url")

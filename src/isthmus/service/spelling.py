@@ -1,8 +1,8 @@
 """Other spellings of a query's words, from a silo's own vocabulary.
 
-Only for words that fewer than `FEW` documents have, and never a word that fewer than `FEW` documents have: a
-name that stands in one document is not given away by a slip of the pen. What is proposed is a word as
-documents spell it, not its stem.
+Spellings are proposed only for words in fewer than `FEW` documents, and never a word in fewer than `FEW`
+documents: a typing error does not reveal a name that stands in one document. Proposals are words as documents
+spell them, not their stems.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from isthmus.service.stores import DocumentStore
 from isthmus.text import ENGLISH, Tokeniser
 
 FEW = 3
-"""Documents that have a word."""
+"""A word in fewer documents than this is rare."""
 MOST_WORDS, MOST_LIKE = 3, 3
-"""Words of a query that are looked at, and spellings proposed for each."""
+"""Most words of a query that are examined, and most spellings proposed for each."""
 LEAST_LENGTH = 4
-"""Characters of a word that has other spellings; from twice as many on two edits are allowed."""
+"""Fewest characters of a word that has other spellings; from twice as many on, two edits are allowed."""
 LOOKED_AT = 6
-"""Terms whose spelling is looked up."""
+"""Most terms whose spellings are looked up."""
 READ, CHARACTERS = 60, 20_000
-"""Documents in which the spelling of a term is looked up, and how much of each."""
+"""Most documents in which the spelling of a term is looked up, and characters read of each."""
 _WORD = re.compile(r"[^\W_]+")
 
 
 def edits(one: str, other: str, most: int) -> int:
-    """Insertions, deletions, replacements and swaps of neighbours from one word to another; most + 1 where
-    there are more than `most`."""
+    """Count insertions, deletions, replacements and swaps of neighbours from one word to another. Returns
+    most + 1 if there are more than `most`."""
     if abs(len(one) - len(other)) > most:
         return most + 1
     before: list[int] = []
@@ -52,13 +52,13 @@ def edits(one: str, other: str, most: int) -> int:
 
 
 def _may_be(one: str, other: str, most: int) -> bool:
-    """Whether so few edits may lead from one word to another: each brings in one character at most."""
+    """Whether `most` edits may suffice between two words: each brings in at most one new character."""
     return len(set(one).difference(other)) <= most >= len(set(other).difference(one))
 
 
 @dataclass(frozen=True, eq=False)
 class Speller:
-    """Spellings in one silo, as it is now."""
+    """Spellings in the current documents of one silo."""
 
     snapshot: Snapshot
     store: DocumentStore
@@ -74,8 +74,8 @@ class Speller:
         ][:MOST_WORDS]
 
     def like(self, word: str) -> list[str]:
-        """Words that at least `FEW` documents have and that are spelled like this one, the likeliest
-        first: the fewest edits, then the most documents."""
+        """Return words of at least `FEW` documents that are spelled like this one, the likeliest first: by
+        fewest edits, then by most documents."""
         most = 1 if len(word) < 2 * LEAST_LENGTH else 2
         near: dict[str, tuple[int, int]] = {}
         forms = {word, *self._terms(word)}
@@ -100,12 +100,12 @@ class Speller:
         return list(dict.fromkeys(map(tokeniser_of, sorted(self.snapshot.languages)))) or [ENGLISH]
 
     def _terms(self, word: str) -> list[str]:
-        """Its stems; none of a stop word."""
+        """Return the stems of a word; none for a stop word."""
         stems = [tokeniser([word]).words(0) for tokeniser in self._tokenisers]
         return [] if not all(stems) else list(dict.fromkeys(term for terms in stems for term in terms))
 
     def _spellings(self, term: str) -> Iterable[tuple[str, int]]:
-        """How documents spell a term, each spelling that at least `FEW` of those looked at have."""
+        """Return the spellings of a term in at least `FEW` of the examined documents, with counts."""
         reader = self.snapshot.reader
         if reader.tables([term])[TEXT][0] < FEW:  # what an engine counts by beginnings may be out of date
             return []

@@ -1,7 +1,7 @@
-"""The exchange that makes scores of different silos comparable: their statistics are summed and handed back.
+"""Exchange of statistics, which makes scores of different silos comparable: they are summed and sent back.
 
-What a silo gives is its own choice (exact, private, nothing). The broker stores the last statistics of each,
-so that one that is down for a while still counts; the sum's version tells whether two silos scored alike.
+Each silo chooses what it shares (exact, private, nothing). The broker stores the last statistics of each, so
+a silo that is down for a while still counts. The version of the sum shows whether two silos scored alike.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CALM, UNEASY, EAGER = 30.0, 5.0, 1.0
 """Seconds between two exchanges: while nothing changes, while a silo is missing, and after a change."""
 PATIENCE = 20.0
 TOLERANCE, SOME = 10, 1_000
-"""Statistics may be of so many times the documents that a silo answers with, and so many more: a release
-lags behind a collection from which much was removed."""
+"""Statistics may cover at most `TOLERANCE` times the documents that a silo reports in its answers, plus
+`SOME`: a release may lag behind a collection from which much was removed."""
 
 _log = logging.getLogger("isthmus.service")
 
@@ -37,22 +37,23 @@ def etag(content: bytes) -> str:
 
 
 class Talks(Protocol):
-    """A silo to which messages can be sent."""
+    """A silo to which requests can be sent."""
 
     name: str
 
     async def ask(
         self, method: str, path: str, body: bytes = b"", kind: str = ..., *, unless: str = ""
     ) -> HttpReply:
-        """Send one message; what is asked for may stay away if `unless` is its tag."""
+        """Send one request; the reply has no content if `unless` is the content's current ETag."""
 
 
 Request = Callable[[Talks], Awaitable[HttpReply]]
-"""What a node is asked over HTTPS."""
+"""Sends a request to a node over HTTPS."""
 
 
 class Nodes:
-    """The nodes' HTTPS interface as a carrier of questions, for threads beside the loop that it is made in.
+    """Carries questions over the nodes' HTTPS interface, for threads other than that of the current event
+    loop.
 
     `write` makes a request of a question, `read` an answer of a reply.
     """
@@ -83,21 +84,21 @@ class Nodes:
 
 
 class SumExchange(Protocol):
-    """Something that is collected from silos, added up and handed back, again and again."""
+    """Data that are collected from silos, added up and sent back, again and again."""
 
     changed: bool
-    """Whether the sum is another than before; reset by whoever reads it."""
+    """Whether the sum has changed since this was last reset."""
 
     @property
     def settled(self) -> bool:
-        """Whether every silo has what it should."""
+        """Whether every silo is up to date."""
 
     async def once(self) -> None:
-        """Collect, add, hand back."""
+        """Collect, add up, send back."""
 
 
 async def keep_exchanging(*exchanges: SumExchange) -> None:
-    """One exchange after the other, periodically; no reply of a silo ends the loop."""
+    """Run exchanges one after the other, periodically; no reply of a silo ends the loop."""
     pause = EAGER
     while True:
         for exchange in exchanges:
@@ -114,10 +115,11 @@ async def keep_exchanging(*exchanges: SumExchange) -> None:
 
 
 class StatisticsExchange:
-    """Statistics by silo, their sum, and who holds it.
+    """Collects statistics by silo, adds them up, and records which silos have the sum.
 
-    `documents` tells how many a silo says it has wherever else it says so; None where it has not yet. Whose
-    statistics cannot be used is in `problems`, with the reason, and costs the others nothing.
+    `documents` returns how many documents a silo states elsewhere that it has; None if it has not stated it
+    yet. A silo whose statistics cannot be used is listed in `problems` with the reason; the other silos are
+    unaffected.
     """
 
     def __init__(
@@ -139,18 +141,18 @@ class StatisticsExchange:
 
     @property
     def settled(self) -> bool:
-        """Whether every silo that shares holds the sum."""
+        """Whether every silo that shares has the sum."""
         return self._holders >= self._sharing
 
     def remark(self, version: str) -> str:
-        """A remark on a silo that scored with this version of the statistics; empty for the current one."""
+        """Return a remark on a silo that scored with this version; empty for the current one."""
         if not self.version or version == self.version:
             return ""
         self._holders.clear()  # it restarted, or was away: hand the sum out again
         return "scored with other statistics than the rest"
 
     async def once(self) -> None:
-        """Collect, sum, hand back. What is wrong with whose statistics is in the log, once a change."""
+        """Collect, add up, send back. Problems with a silo's statistics are logged once per change."""
         await self._collect()
         if not any(statistics.documents for statistics in self._statistics.values()):
             self._note(self._refused, "")
@@ -171,9 +173,10 @@ class StatisticsExchange:
         self._note({**left_out, **self._refused}, problem)
 
     def _sum(self) -> tuple[Statistics, dict[str, str]]:
-        """The sum, and whose statistics are not in it and why.
+        """Return the sum, and the silos that are left out of it with the reasons.
 
-        Whoever has fewest terms comes first: one with more than a sum can take leaves itself out.
+        Silos with the fewest terms are added first: one with more terms than a sum can hold leaves only
+        itself out.
         """
         kind = self._prevailing()
         total: Statistics | None = None
@@ -194,7 +197,7 @@ class StatisticsExchange:
         return replace(total, silos=tuple(sorted(total.silos)), about={}), left_out
 
     def _prevailing(self) -> tuple[Any, ...]:
-        """The kind that most silos have; of several such, that of the sum before."""
+        """Return the kind of statistics that most silos have; on a tie, that of the previous sum."""
         kinds = [statistics.kind for statistics in self._statistics.values() if statistics.documents]
         most = max(map(kinds.count, kinds))
         common = [kind for kind in kinds if kinds.count(kind) == most]
@@ -205,7 +208,7 @@ class StatisticsExchange:
         return common[0]
 
     async def _collect(self) -> None:
-        """Every silo's statistics that are new; the last good ones of the others still count."""
+        """Fetch every silo's statistics that are new; the last valid ones of the others still count."""
 
         def request(silo: Talks) -> Awaitable[HttpReply]:
             return silo.ask("GET", "/statistics", unless=self._tags.get(silo.name, ""))
@@ -218,7 +221,7 @@ class StatisticsExchange:
                 self._refused[name] = str(error)
 
     def _read(self, name: str, reply: HttpReply) -> None:
-        """Take in one silo's reply; they come one at a time, so that hostile ones do not add up."""
+        """Store one silo's reply; they are read one at a time, so hostile ones do not add up."""
         if reply.status in (401, 403, 404):  # it does not share, which is its right
             self._sharing.discard(name)
             for known in (self._statistics, self._tags, self._refused):
@@ -239,7 +242,7 @@ class StatisticsExchange:
         self._holders |= await hand_out(self._silos, missing, "/statistics", self._total, STATISTICS_TYPE)
 
     def _note(self, problems: Mapping[str, str], problem: str) -> None:
-        """What is wrong now, by silo and with all; the log hears what is new."""
+        """Record the current problems, by silo and overall, and log those that are new."""
         for name, why in problems.items():
             if self.problems.get(name) != why:
                 _log.warning("the statistics of %s are left out of the sum: %s", name, why)
@@ -253,7 +256,7 @@ class StatisticsExchange:
 async def hand_out(
     silos: Sequence[Talks], names: Sequence[str], path: str, content: bytes, kind: str
 ) -> set[str]:
-    """Send silos what all of them are to have; those that took it."""
+    """PUT the same content to the named silos. Returns the names of those that accepted it."""
 
     def request(silo: Talks) -> Awaitable[HttpReply]:
         return silo.ask("PUT", path, content, kind)
@@ -264,7 +267,7 @@ async def hand_out(
 
 
 async def take_back(silos: Sequence[Talks], names: Sequence[str], path: str) -> set[str]:
-    """Have silos drop what was handed out; those that did."""
+    """DELETE the content at this path in the named silos. Returns the names of those that did so."""
     nodes = Silos(tuple(names), Nodes(silos), PATIENCE, least=0)
     ask = partial(nodes.ask, lambda silo: silo.ask("DELETE", path))
     answers = await asyncio.to_thread(ask, lambda name, reply: reply.status in (200, 204))
@@ -278,7 +281,7 @@ def _checked_sum(total: Statistics, statistics: Statistics) -> Statistics:
 
 
 def _packed(total: Statistics) -> bytes:
-    """The sum for the wire, read back and tried as its readers will."""
+    """Pack the sum for sending, after reading it back and testing it as its readers will."""
     content = total.to_bytes()
     try_on_query(Statistics.from_bytes(content))
     return content

@@ -1,10 +1,10 @@
-"""A search as server-sent events: what each silo did as it answers, then the whole answer.
+"""A search as server-sent events: the outcome of each silo as it answers, then the whole answer.
 
     event: silo      data: wire.SiloProgress, for every silo
     event: answer    data: wire.Answer, as the ordinary search has it; the stream ends
-    event: error     data: wire.Problem, in its place
+    event: error     data: wire.Problem, instead of the answer
 
-What is wrong before the search begins (key, rights, form, rate) is an ordinary HTTP answer.
+Errors that are found before the search begins (key, rights, form, rate) are ordinary HTTP answers.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ EVENTS: Mapping[str, Any] = {
     "response_class": Response,
     "responses": {200: {"content": {EVENTS_TYPE: {}}}},
 }
-"""What a path of events is."""
+"""Options of a route that sends events."""
 
 _log = logging.getLogger("isthmus.service")
 
 
 class EventStream(StreamingResponse):
-    """Events, sent as they come; whoever goes away ends what makes them."""
+    """Sends events as they come; when the client disconnects, the generator of the events is closed."""
 
     def __init__(self, events: AsyncGenerator[bytes]) -> None:
         # nginx would hold events back until it has a buffer full
@@ -56,8 +56,7 @@ async def search_events(
     note: Callable[[wire.Answer], None],
     check: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[bytes]:
-    """A search's events; `note` takes the answer before it leaves, and `check` raises where nothing more is
-    to leave."""
+    """Yield a search's events; `note` gets the answer before it leaves, and `check` raises to stop."""
     queue: asyncio.Queue[wire.SiloProgress | None] = asyncio.Queue()
     search = asyncio.create_task(broker.search(request, person, progress=queue.put_nowait))
     search.add_done_callback(lambda task: queue.put_nowait(None))
@@ -84,7 +83,7 @@ async def search_events(
 
 
 def _drop_failure(search: asyncio.Task[wire.Answer]) -> None:
-    """A failure after whoever asked has gone is told to nobody: asyncio would log it with all its words."""
+    """Discard a failure after the client has gone: asyncio would log it with its whole text."""
     if not search.cancelled():
         search.exception()
 

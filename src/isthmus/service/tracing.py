@@ -1,8 +1,8 @@
-"""Traces of searches by OpenTelemetry: a span in the broker, one for every silo it asks, one in that node.
+"""Traces of searches by OpenTelemetry: one span in the broker, one for every silo it asks, one in that node.
 
-Off, and of no cost, unless `[tracing]` or OTEL_EXPORTER_OTLP_ENDPOINT says where spans go. A span says which
-silo, how it ended, how many hits and how long; never what was searched nor who did. A node takes the number
-of a trace from its peers alone, and nothing else that came with it.
+Off, and without cost, unless `[tracing]` or OTEL_EXPORTER_OTLP_ENDPOINT states where spans are sent. A span
+has the silo, the outcome, the number of hits and the duration; never the query or the person. A node accepts
+the number of a trace from its peers alone, and nothing else that comes with it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 PARENT = "traceparent"
-"""The header of a broker's search in a silo, as the W3C has it: trace, span, whether it is sampled."""
+"""Header of a broker's search in a silo, as W3C defines it: trace, span, and whether it is sampled."""
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 END_SECONDS = 2.0
-"""How long a process that ends waits until its last spans are sent."""
+"""Seconds that a process waits at its end until its last spans are sent."""
 Attributes = Mapping[str, str | int | float]
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,9 +38,9 @@ _tracer: Tracer | None = None
 
 
 def start_tracing(wanted: TracingSettings, role: str, name: str) -> None:
-    """Send spans of this process where the settings or OpenTelemetry's own variables say, if they do.
+    """Send spans of this process to the place in the settings or in OpenTelemetry's own variables, if any.
 
-    MissingExtra where the settings ask for it and the extra is not installed.
+    Raises MissingExtra if the settings ask for it and the extra is not installed.
     """
     global _tracer
     anywhere = wanted.endpoint or any(os.environ.get(each) for each in ENDPOINTS)
@@ -69,7 +69,7 @@ def start_tracing(wanted: TracingSettings, role: str, name: str) -> None:
 
 
 def _send_at_exit(provider: TracerProvider) -> None:
-    """Have the last spans sent when the process ends, which a collector that is gone does not hold up."""
+    """Send the last spans when the process ends; a collector that is gone does not delay the end for long."""
     ending = threading.Event()
 
     def send() -> None:
@@ -91,7 +91,7 @@ def is_tracing() -> bool:
 
 
 def trace_headers() -> dict[str, str]:
-    """The header by which a node's span becomes a child of the present one; none while traces are off."""
+    """Return the header that makes a node's span a child of the current one; {} while traces are off."""
     if _tracer is None:
         return {}
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -107,7 +107,8 @@ def traced(
     after: Callable[[T], Attributes],
     parent: Callable[..., str] = lambda *arguments, **named: "",
 ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
-    """A coroutine under a span: attributes from its arguments and from its result; `parent` is a `PARENT`."""
+    """Run a coroutine under a span, with attributes from its arguments (`before`) and from its result
+    (`after`); `parent` returns the header `PARENT`, if there is one."""
 
     def decorate(work: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         @wraps(work)

@@ -1,4 +1,4 @@
-"""A training run's folder as the broker's Training view shows it, while the run goes on and after it."""
+"""A training run's folder for the broker's Training view, while the run goes on and after it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from isthmus.service import wire
 from isthmus.tables import Bundle
 
 NAMES = "silos.json"
-"""In a run's folder: what the silos of a simulated run are called, by their names in its records."""
+"""File in a run's folder with the names of a simulated run's silos, by their names in its records."""
 _BY_SILO = ("weights", "risks", "rejected", "capped")
 
 
 class _Checkpoint(Bundle):
-    """The file that a run replaces after every round; only its header is of interest here."""
+    """The file that a run replaces after every round; only its header is read here."""
 
     noun = "checkpoint"
 
 
 def training_of(folder: Path) -> wire.TrainingView:
-    """The run in the folder; one that cannot be read, or has not begun, has no rounds."""
+    """Read the run in a folder; if it cannot be read, or has not begun, it has no rounds."""
     run = wire.TrainingView(run=folder.name)
     try:
         history, config = _history(folder)

@@ -1,11 +1,11 @@
-"""Every learning run on the broker's disk, and which of their models is in use.
+"""All learning runs on the broker's disk, and which of their models is in use.
 
-    learned/20261116-181500/record.json    what came of the run
+    learned/20261116-181500/record.json    the results of the run
     learned/20261116-181500/model          to search with; a run that failed has none
     learned/current                        the version in use, or "none"
 
-A version's folder appears whole, under its name, or not at all; `current` is replaced in one step. A process
-that is killed leaves the version in use that was.
+A version's folder appears whole, under its name, or not at all; `current` is replaced in one step. If the
+process is killed, the previous version stays in use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from isthmus.files import locked, replacing
 from isthmus.service.wire import LearnedVersion
 
 NONE = "none"
-"""In place of a version: nothing that was learned is used."""
+"""Stands for no version: nothing that was learned is used."""
 _BEGUN = ".begun"
 
 
@@ -46,7 +46,7 @@ class ModelVersions:
             return ""
 
     def model(self, version: str) -> bytes:
-        """The model of a version, as it was written; a DataError where there is none."""
+        """Return the model of a version, as it was written; raises DataError if there is none."""
         try:
             return (self.folder / version / "model").read_bytes()
         except OSError as error:
@@ -54,13 +54,13 @@ class ModelVersions:
             raise DataError(f"no model of a version {version}", cure=cure) from error
 
     def new(self) -> str:
-        """The name of a version that begins now: the time, with a number where one has it already."""
+        """Return the name of a version that begins now: the time, with a number if another version has it."""
         name = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         same = sum(path.name.startswith(name) for path in self._folders())
         return f"{name}-{same + 1}" if same else name
 
     def add(self, version: LearnedVersion, model: bytes | None) -> None:
-        """Keep a run; it is on disk when this returns."""
+        """Store a run; it is on disk when this returns."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob(f"*{_BEGUN}"):  # of a process that was killed
             shutil.rmtree(left)
@@ -74,7 +74,7 @@ class ModelVersions:
         os.replace(begun, self.folder / version.version)
 
     def remove(self, version: str) -> None:
-        """Forget a run that came to nothing."""
+        """Delete a run without results."""
         shutil.rmtree(self.folder / version)
 
     def latest(self) -> float | None:
@@ -82,7 +82,7 @@ class ModelVersions:
         return max((path.stat().st_mtime for path in self._folders()), default=None)
 
     def use(self, version: str) -> None:
-        """Search with a version from now on, or with none; a DataError for one that has no model."""
+        """Use a version for searches from now on, or none; raises DataError for one that has no model."""
         if version != NONE:
             self.model(version)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ class ModelVersions:
             stream.write(f"{version}\n".encode("ascii"))
 
     def before(self) -> str:
-        """The latest version with a model before the current one; "none" where there is none."""
+        """Return the latest version with a model before the current one; "none" if there is none."""
         current = self.current
         usable = [path.name for path in self._folders() if (path / "model").exists() and path.name < current]
         return max(usable, default=NONE)
@@ -102,7 +102,7 @@ class ModelVersions:
         return [version for version in versions if version is not None]
 
     def in_use(self) -> LearnedVersion | None:
-        """The version that searches use; None where none is used."""
+        """Return the version that searches use; None if none is used."""
         current = self.current
         return None if current in ("", NONE) else self._read(self.folder / current, current)
 
@@ -121,7 +121,7 @@ class ModelVersions:
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """One run at a time, of all processes with this folder; Refused while another has it."""
+        """Allow one run at a time, over all processes with this folder; raises Refused while another runs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             try:

@@ -1,33 +1,33 @@
-"""What travels between clients, the broker and nodes: version 1, JSON over HTTP.
+"""Messages between clients, the broker and nodes: version 1, JSON over HTTP.
 
     POST /v1/search        Search           broker: Answer        node: NodeAnswer
     POST /v1/search/stream Search          server-sent events: silo (SiloProgress), answer, error; GET too
     POST /v1/noised-counts CountQuestion    how many documents answer it, with noise, silo by silo
-    POST /v1/feedback      Feedback         204: it stays with the hit's silo; node: AttributedFeedback
-    POST /v1/judged        ShownHits        what the caller judged of them (broker); node: ShownTokens
+    POST /v1/feedback      Feedback         204: stored only in the hit's silo; node: AttributedFeedback
+    POST /v1/judged        ShownHits        the caller's judgements of them (broker); node: ShownTokens
     POST /v1/judgements    many by document id, each to the silo that has the document
     GET  /v1/judgements    those that came through the asking peer, page by page
     POST /v1/judgements/places    which documents, by digests of their ids, a silo has (node)
     GET  /v1/release       what a silo has released, to whom, and what is left of its budgets
-    GET  /v1/calibration   reliability of its probabilities, and what thresholds keep
+    GET  /v1/calibration   reliability of its probabilities, and precision and recall by threshold
     GET  /v1/training      the rounds of a training run (broker)
     GET  /v1/silos         every silo's state (broker)
-    GET  /v1/learning      broker: how learning goes, and every version; node: the queries judged there
-    POST /v1/learning      let the silos learn, /v1/learning/rollback: use another version (broker)
-    POST /v1/learning/session, /v1/learning/{session}/{number}    masks are agreed, a question (node)
+    GET  /v1/learning      broker: state of learning, and every version; node: the queries judged there
+    POST /v1/learning      start a learning run, /v1/learning/rollback: use another version (broker)
+    POST /v1/learning/session, /v1/learning/{session}/{number}    agree on masks, ask a question (node)
     PUT  /v1/learning      the model to search with, DELETE: none (node)
     GET  /v1/statistics    a silo's collection statistics, exact or private (node)
     PUT  /v1/statistics    the sum of all silos' statistics, to score with from now on (node)
-    GET  /v1/scale         sums of a silo's scores (node); PUT: the scale of all silos', to score on
-    GET  /v1/documents/{silo}/{id}    a whole document, by the ticket of a hit or what the owner allowed
-    POST /v1/requests      ask the owner for a document, GET: what became of it
+    GET  /v1/scale         sums of a silo's scores (node); PUT: the scale of all silos, to score on
+    GET  /v1/documents/{silo}/{id}    a whole document, by a hit's ticket or a request that was allowed
+    POST /v1/requests      ask the owner for a document, GET: the requests and their state
     POST /v1/requests/{silo}/{number}    the owner's answer; at a node without the silo
-    POST /v1/documents/erase    remove all that is known of documents; a receipt: the operator (node)
+    POST /v1/documents/erase    delete all data about documents, with a receipt: the operator (node)
     PUT  /v1/documents     add or change documents, DELETE /v1/documents/{id}: the operator (node)
-    GET  /v1/documents     documents by their words, POST /v1/sources: read them again; the operator
+    GET  /v1/documents     documents by their words, POST /v1/sources: read sources again; the operator
     GET  /v1/health, /v1/ready, /metrics
 
-A request with a key that is not known is refused; an answer may hold more than a reader knows. Errors are
+A request with unknown keys is refused; an answer may contain more than its reader understands. Errors are
 problem details (RFC 9457) under `application/problem+json` and never echo a query, a term or an id.
 """
 
@@ -43,14 +43,14 @@ VERSION = 1
 PREFIX = f"/v{VERSION}"
 PROBLEM_TYPE = "application/problem+json"
 SEEN = "urn:isthmus:seen"
-"""The type of a problem: the caller has seen as much of a silo as its policy shows."""
+"""Type of the problem that the caller has seen as much of a silo as its policy allows."""
 KEY_EXPIRES = "isthmus-key-expires"
-"""The header of answers to somebody whose key ends soon: when, ISO 8601."""
+"""Header of answers to a caller whose key expires soon, with the time, ISO 8601."""
 ENCODER = "isthmus-encoder"
-"""The header of a broker's search in a silo: the encoder that its silos agree on, by fingerprint, or "none".
+"""Header of a broker's search in a silo: the fingerprint of the encoder on which its silos agree, or "none".
 A silo with another encoder leaves its vectors out of scores that are compared with other silos'."""
 MODEL = "isthmus-model"
-"""The header of a broker's search in a silo: the version of the model by which it merges."""
+"""Header of a broker's search in a silo: the version of the model by which it merges."""
 STATISTICS_TYPE = "application/vnd.isthmus.statistics"
 BUNDLE_TYPE = "application/vnd.isthmus.bundle"
 LINES_TYPE = "application/x-ndjson"
@@ -58,27 +58,27 @@ LINES_TYPE = "application/x-ndjson"
 LONGEST_QUERY = 2_000
 MOST_HITS = 100
 MOST_NARROWING = 20
-"""Phrases, prefixes, exclusions or types of one search."""
+"""Most phrases, prefixes, exclusions or types of one search."""
 MOST_FACETS = 50
-"""Types, and years, that matches are counted by."""
+"""Most types, and most years, by which matches are counted."""
 SEARCH_LEVEL = 1
-"""What a node says it knows of `NodeSearch`; the release before says nothing."""
+"""Level of `NodeSearch` that a node reports to support; the previous release reports none."""
 LONGEST_ID = 1_000
 MOST_JUDGED, MOST_ROWS = 100_000, 10_000
-"""Queries that a silo may name to learn from, and rows of any table in an answer."""
+"""Most queries that a silo may name to learn from, and most rows of any table in an answer."""
 MOST_JUDGEMENTS = 1_000
-"""Of one message that brings judgements by document id."""
+"""Most judgements in one message that brings them by document id."""
 LONGEST_TOKEN = 6_000
 LONGEST_OPENED = 1_000_000
-"""Characters of a document that is opened; of a longer one, the beginning."""
+"""Most characters of a document that is opened; of a longer one, the beginning is sent."""
 LONGEST_REASON = 1_000
 MOST_REQUESTS = 1_000
 LEAST_DEVIATION = 1e-3
-"""Of scores that lie between −1 and 1: no scale makes large numbers of them."""
+"""Least deviation of scores that lie between −1 and 1, so that no scale makes large numbers of them."""
 
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Text = Annotated[str, Field(max_length=2_000)]
-"""A text of somebody else's: short enough to show."""
+"""A text from another party, short enough to show."""
 Probability = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 DocumentId = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -91,24 +91,24 @@ Principal = Annotated[
 HitToken = Annotated[str, Field(max_length=LONGEST_TOKEN, pattern=r"^[A-Za-z0-9_-]*$")]
 QueryText = Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY, pattern=_NOT_WHITE)]
 Fingerprint = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9._-]*$")]
-"""Names an encoder's vectors: equal ones encode equal texts alike. It travels in a header."""
+"""Fingerprint of an encoder: with equal ones, equal texts have equal vectors. It is sent in a header."""
 Cursor = Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]*$")]
-"""Where a page of a list ends."""
+"""Place where a page of a list ends."""
 MODEL_VERSION = r"^[A-Za-z0-9-]{0,40}$"
 Version = Annotated[str, Field(pattern=MODEL_VERSION)]
-"""Of a model: when it was learned."""
+"""Version of a model: when it was learned."""
 Margin = Annotated[float, Field(ge=-1e12, le=1e12)]
-"""What a model makes of numbers within its own bounds."""
+"""Input or output of a model, within fixed bounds."""
 Link = Annotated[str, Field(max_length=20_000, pattern=r"^(https?://[!-~]+)?$")]
 """An address for people, percent-encoded."""
 Access = Literal["open", "ask", "name"]
-"""What can be done with a hit's document: open it, ask its owner for it, ask by one's name only."""
+"""What can be done with a hit's document: open it, ask its owner for it, ask by name only."""
 RequestNumber = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Status = Literal["answered", "late", "refused", "down", "broken"]
 
 
 def moment(seconds: float) -> str:
-    """Seconds since 1970 as ISO 8601."""
+    """Format seconds since 1970 as ISO 8601."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
@@ -134,26 +134,26 @@ class Problem(ResponseModel):
 
 
 class SearchLimits(RequestModel):
-    """How much is searched for. The deadline is counted from when the request arrives."""
+    """Extent of a search. The deadline is counted from the arrival of the request."""
 
     k: Annotated[int, Field(ge=1, le=MOST_HITS)] = 10
     deadline_ms: Annotated[int, Field(ge=10, le=60_000)] | None = None
     explain: bool = False
     threshold: Probability = 0.0
     silos: list[Name] | None = None
-    """Only these silos; for the broker."""
+    """The silos to search; for the broker."""
 
 
 class Search(SearchLimits):
-    """A search request; what its query may say is in `query_language`."""
+    """A search request; the syntax of its query is in `query_language`."""
 
     query: QueryText
     offset: Annotated[int, Field(ge=0, lt=MOST_HITS)] = 0
-    """Hits to pass over: those of the pages before. Pages end with the first 100 hits."""
+    """Hits to skip: those of earlier pages. Pages end with the first 100 hits."""
     facets: bool = False
     """Whether to count matches by silo, type and year, where silos allow it."""
     suggest: bool = False
-    """Whether to look for other spellings of words that hardly any document has, where silos allow it."""
+    """Whether to propose other spellings of words that hardly any document has, where silos allow it."""
 
 
 Texts = Annotated[list[QueryText], Field(max_length=MOST_NARROWING)]
@@ -161,7 +161,7 @@ UnixTime = Annotated[int, Field(ge=-(10**11), le=10**12)]
 
 
 class Narrowing(RequestModel):
-    """What documents must have, and must not have, as a person wrote it; see `engines.Constraints`."""
+    """Filters of a person's query: what documents must have, and must not have; see `engines.Constraints`."""
 
     phrases: Texts = []
     prefixes: Texts = []
@@ -173,38 +173,38 @@ class Narrowing(RequestModel):
 
 
 class NodeSearch(SearchLimits):
-    """A search as the broker passes it on. Fields that a node of the release before refuses are sent where
-    they are needed, or where the node says that it knows them."""
+    """A search as the broker passes it on. Fields that a node of the previous release refuses are sent only
+    if they are needed, or if the node states that it supports them."""
 
     query: Annotated[str, Field(max_length=LONGEST_QUERY)]
-    """Words to rank by; without any, all that meets `only` is listed by date."""
+    """Words to rank by; if empty, all documents that meet `only` are listed by date."""
     only: Narrowing | None = None
     matches: bool = False
-    """Whether to count all that match."""
+    """Whether to count all documents that match."""
     suggest: bool = False
     fold: bool = False
-    """Whether hits are to have digests of their texts, by which the broker folds duplicates."""
+    """Whether hits get digests of their texts, by which the broker folds duplicates."""
 
 
 class Evidence(ResponseModel):
     """One retriever's share in a hit: raw score → probability → weight → contribution.
 
     Contributions add up to the log-odds of the hit's probability, or to its score where it has none. "start"
-    is what every hit has, "profile" what the query's list as a whole says, "calibration" what a calibrator
-    does to the sum. A document that the retriever did not return has no raw score.
+    is the share that every hit has, "profile" that of the query's list as a whole, "calibration" the effect
+    of a calibrator on the sum. A document that the retriever did not return has no raw score.
     """
 
     retriever: Name
     raw: float | None
     probability: Probability | None
     weight: float | None
-    """Of the log-odds of `probability`; without one, of `contribution / weight`: what a model, or the scale
-    of all silos, makes of the retriever's scores."""
+    """Weight of the log-odds of `probability`; without one, of `contribution / weight`, to which a model, or
+    the scale of all silos, converts the retriever's scores."""
     contribution: float
 
 
 class HitCopy(ResponseModel):
-    """The same text in another silo, to be opened or asked for there as any hit."""
+    """The same text in another silo, which can be opened or asked for there like any hit."""
 
     silo: Name
     document: DocumentId
@@ -217,7 +217,7 @@ class HitCopy(ResponseModel):
 
 
 class Hit(ResponseModel):
-    """A document of the result: a probability if the silo has a calibrator, a snippet if it allows them."""
+    """A document in the result, with a probability and a snippet if the silo provides them."""
 
     document: DocumentId
     silo: Name
@@ -227,20 +227,20 @@ class Hit(ResponseModel):
     snippet: Text | None = None
     explanation: Annotated[list[Evidence], Field(fail_fast=True, max_length=100)] | None = None
     token: HitToken = ""
-    """What feedback on it must bring; only its silo can read it."""
+    """Token that feedback on the hit must include; only its silo can read it."""
     type: Annotated[str, Field(max_length=100)] = ""
     date: Annotated[str, Field(max_length=40)] = ""
-    """ISO 8601; empty where it is not known, as the type."""
+    """ISO 8601; empty if it is not known, as for the type."""
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = ""
-    """Of its text under a key that silos share, for the broker alone: equal where the texts are."""
+    """Digest of its text under a key that silos share, for the broker; equal for equal texts."""
     also: Annotated[list[HitCopy], Field(fail_fast=True, max_length=MOST_ROWS)] = []
-    """Where the same text was found too."""
+    """The same text in other silos."""
     ticket: HitToken = ""
-    """What opening it, or asking its owner for it, must bring."""
+    """Ticket that is needed to open the document, or to ask its owner for it."""
     access: Annotated[list[Access], Field(max_length=3)] = []
-    """What its silo lets the broker's people do with the document."""
+    """What the silo lets the broker's people do with the document."""
     link: Link = ""
-    """Where the document is shown, if its owner says."""
+    """Address at which the document is shown, if its owner states one."""
 
 
 ShortText = Annotated[str, Field(max_length=100)]
@@ -248,7 +248,7 @@ Year = Annotated[int, Field(ge=-9_999, le=99_999)]
 
 
 class MatchCounts(ResponseModel):
-    """Documents of one silo that match: in all, by type and by year, the most frequent ones."""
+    """Number of documents of one silo that match: in all, and for the most frequent types and years."""
 
     count: Count
     types: Annotated[dict[Annotated[str, Field(max_length=100)], Count], Field(max_length=MOST_FACETS)] = {}
@@ -258,16 +258,16 @@ class MatchCounts(ResponseModel):
 
 
 class Spelling(ResponseModel):
-    """A word of the query that fewer than three of a silo's documents have, and words like it that more
-    have, the likeliest first."""
+    """A word of the query that fewer than three documents of a silo have, and more frequent words like it,
+    the likeliest first."""
 
     word: Annotated[str, Field(max_length=100)]
     like: Annotated[list[Annotated[str, Field(min_length=1, max_length=100)]], Field(max_length=3)] = []
 
 
 class ScoreSums(ResponseModel):
-    """Sums over scores of one retriever that lie between −1 and 1: how many there are, their sum, and the
-    sum of squared distances from the mean of each query's scores."""
+    """Sums over scores of one retriever that lie between −1 and 1: their number, their sum, and the sum of
+    squared distances from the mean of each query's scores."""
 
     count: Count = 0
     total: float = 0.0
@@ -288,7 +288,7 @@ class ScoreSums(ResponseModel):
 
 
 class SiloScores(ResponseModel):
-    """A silo's score sums: BM25's shares of a query's Σ idf, and its encoder's cosines."""
+    """A silo's score sums: of BM25 as shares of a query's Σ idf, and of its encoder's cosines."""
 
     silo: Name
     encoder: Fingerprint = ""
@@ -305,7 +305,7 @@ class Standard(RequestModel):
 
 
 class ScoreScale(RequestModel):
-    """What brings BM25's shares of a query's Σ idf and the cosines of one encoder to one scale."""
+    """Common scale for BM25's shares of a query's Σ idf and the cosines of one encoder."""
 
     encoder: Annotated[Fingerprint, Field(min_length=1)]
     bm25: Standard
@@ -313,7 +313,7 @@ class ScoreScale(RequestModel):
 
     @property
     def version(self) -> str:
-        """Changes whenever a score would."""
+        """Version of the scale, which changes whenever a score would."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
 
@@ -323,31 +323,31 @@ class NodeAnswer(ResponseModel):
     silo: Name
     hits: Annotated[list[Hit], Field(fail_fast=True, max_length=MOST_HITS)]
     documents: Count
-    """How many it searched."""
+    """Number of documents that were searched."""
     statistics: Text
-    """The version of the shared statistics it scored with; empty for its own."""
+    """Version of the shared statistics used for scoring; empty for the silo's own."""
     encoder: Fingerprint = ""
-    """The fingerprint of its dense retriever's encoder."""
+    """Fingerprint of the dense retriever's encoder."""
     scorer: Text = ""
-    """What put its hits in order: bm25, hybrid, learned, fuser or ranker."""
+    """Scorer that ordered the hits: bm25, hybrid, learned, fuser or ranker; date for a list by date."""
     scale: Text = ""
-    """The version of the scale that a hybrid scored with."""
+    """Version of the scale that a hybrid used."""
     model: Version = ""
-    """The version of the learned model it scored with."""
+    """Version of the learned model used for scoring."""
     margins: Annotated[list[Margin], Field(max_length=100)] = []
-    """Its best ones by that model, where it is the broker's."""
+    """Best margins by that model, if it is the broker's."""
     retrieved: Annotated[list[tuple[Margin | None, Margin | None]], Field(max_length=MOST_HITS)] = []
-    """BM25's share and the cosine of its best hits, in their order, where it has not the broker's model."""
+    """BM25's share and the cosine of the best hits, in their order, if the silo lacks the broker's model."""
     of_query: Annotated[list[Margin], Field(max_length=10)] = []
-    """The query's number of words and their rarity."""
+    """Number of the query's words, and their rarity."""
     detail: Text = ""
-    """What was missing: its encoder, where that did not answer."""
+    """What was missing, such as an encoder that did not answer."""
     search_level: Count = 0
-    """What it knows of `NodeSearch`."""
+    """Level of `NodeSearch` that the node supports."""
     matches: MatchCounts | None = None
-    """Where the broker asked, and its policy allows them."""
+    """Matches, if the broker requested them and its policy allows them."""
     spellings: Annotated[list[Spelling], Field(max_length=10)] | None = None
-    """Likewise; None where it says nothing of spellings."""
+    """Spellings, under the same conditions; None if the silo reports none."""
     took_ms: float
 
 
@@ -360,49 +360,49 @@ class SiloStatus(ResponseModel):
     took_ms: float | None = None
     documents: int | None = None
     scorer: str = ""
-    """What put its hits in order: bm25, hybrid, learned, fuser or ranker."""
+    """Scorer that ordered the hits: bm25, hybrid, learned, fuser or ranker; date for a list by date."""
     model: str = ""
-    """The version of the learned model it scored with."""
+    """Version of the learned model used for scoring."""
     matches: int | None = None
-    """Its documents that match, where that was asked and its policy allows it: those that have any of the
-    words and all that narrows. A threshold is not part of it."""
+    """Number of documents that match, if it was requested and the silo's policy allows it: those with any of
+    the words that meet all filters. A threshold has no effect on it."""
 
 
 class SiloProgress(SiloStatus):
     """One silo's outcome while others are still awaited: an event of a streamed search."""
 
     count: int = 0
-    """Its hits, those below the threshold and those of other pages included."""
+    """Number of hits, including those below the threshold and those of other pages."""
     hits: list[Hit] | None = None
-    """The best of all silos so far; None where there are no new ones or the whole answer follows at once, and
-    for most of very many silos."""
+    """Best hits of all silos so far; None if there are no new ones, if the whole answer follows at once, and
+    for most silos if there are very many."""
 
 
 class QueryPart(ResponseModel):
-    """Something that narrows the search, and where it stands in the query, in characters."""
+    """A filter of the query, and its place in the query, in characters."""
 
     kind: str
-    """phrase, without, prefix, silo, other_silo, type, other_type, after or before."""
+    """One of phrase, without, prefix, silo, other_silo, type, other_type, after or before."""
     value: str
     start: int
     end: int
 
 
 class Understood(ResponseModel):
-    """What a query was understood as."""
+    """How a query was understood."""
 
     words: str
-    """What hits are ranked by."""
+    """Words by which hits are ranked."""
     parts: list[QueryPart] = []
     hints: list[str] = []
-    """What may have been meant otherwise."""
+    """Hints about parts that may have been meant otherwise."""
     marked: list[str] = []
-    """Words to mark in texts, in lower case: those of the query but stop words."""
+    """Words to highlight in texts, in lower case: those of the query except stop words."""
 
 
 class Facets(ResponseModel):
-    """Documents that match, by silo, type and year, most frequent first, and how many in all; of the silos
-    that count. A document in two silos counts twice, and a threshold is not part of it."""
+    """Number of documents that match: in all, by silo, by type (most frequent first) and by year (latest
+    first), over the silos that count. A document in two silos counts twice, and a threshold has no effect."""
 
     matches: int
     silos: dict[str, int]
@@ -411,14 +411,14 @@ class Facets(ResponseModel):
 
 
 class Suggestion(ResponseModel):
-    """Another spelling that more documents have; it is never searched by itself."""
+    """Another spelling that more documents have; it is never searched automatically."""
 
     query: str
-    """The whole query so spelled."""
+    """The whole query in this spelling."""
     words: dict[str, str]
-    """What would be instead of what."""
+    """Replacements, by the word that each replaces."""
     silos: list[str]
-    """Whose documents have it so."""
+    """Silos with documents that have this spelling."""
 
 
 class Answer(ResponseModel):
@@ -428,15 +428,15 @@ class Answer(ResponseModel):
     silos: list[SiloStatus]
     threshold: Probability
     below: int = 0
-    """Hits that were left out because of the threshold."""
+    """Number of hits left out because of the threshold."""
     without_probability: int = 0
-    """Those of them that have no probability, since their silo has no calibrator yet."""
+    """Number of those without a probability, because their silo has no calibrator yet."""
     model: str = ""
-    """The version of the learned model that merged them."""
+    """Version of the learned model that merged the hits."""
     unlike: bool = False
-    """Whether no judged query was like this one: probabilities are drawn to the base rate."""
+    """Whether no judged query resembles this one: probabilities are then drawn to the base rate."""
     overrated: bool = False
-    """Whether probabilities are too high: fewer silos have answered than an older model knows of."""
+    """Whether probabilities are too high, because an older model expects answers of more silos."""
     understood: Understood | None = None
     offset: int = 0
     more: bool = False
@@ -447,11 +447,11 @@ class Answer(ResponseModel):
 
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Probabilities from which a noised count counts: few, so that nobody asks between two of them."""
+"""Allowed thresholds on the probability for a noised count; few, so that nobody asks between two of them."""
 USUAL_LEVEL = 0.2
-"""High enough that few documents count which share a word alone, low enough that counts exceed the noise."""
+"""Default: so high that few documents count which share a word alone, so low that counts exceed the noise."""
 BUDGET_SPENT = "the privacy budget for this peer is spent"
-"""The detail of the problem (403) with which a silo refuses what its ledger has no room for."""
+"""Detail of the problem (403) with which a silo refuses a question for which its ledger has no room."""
 
 
 def _a_level(value: float) -> float:
@@ -464,18 +464,18 @@ Level = Annotated[float, AfterValidator(_a_level), Field(json_schema_extra={"enu
 
 
 class CountQuestion(RequestModel):
-    """How many documents answer a query: that are at least so probable; in a silo that has learned nothing,
-    that have all of its words. The order, case and number of the words make no other question."""
+    """Asks how many documents answer a query: those at least as probable as the threshold or, in a silo
+    that has learned nothing, those with all of its words. Order, case and number of the words make no
+    difference."""
 
     query: QueryText
     threshold: Level = USUAL_LEVEL
     silos: list[Name] | None = None
-    """Only these silos; for the broker."""
+    """The silos to ask; for the broker."""
 
 
 class NoisedCount(ResponseModel):
-    """A silo's count with two-sided geometric noise; the true one lies from `low` to `high` in 95 % of
-    draws."""
+    """A silo's count with two-sided geometric noise; `low` to `high` has the true one in 95 % of draws."""
 
     silo: Name
     by: Literal["probability", "words"]
@@ -483,11 +483,11 @@ class NoisedCount(ResponseModel):
     low: Count
     high: Count
     epsilon: Annotated[float, Field(gt=0)]
-    """Charged to every unit of the silo, for one more, less or replaced."""
+    """ε charged to every unit of the silo, for one unit more, less or replaced."""
     unit: Annotated[str, Field(max_length=40)] = "document"
-    """What is counted: documents, or subjects (patient) that have one which answers."""
+    """Unit that is counted: documents, or subjects (patient) with at least one document that answers."""
     repeated: bool = False
-    """Whether it was drawn before, and cost nothing now."""
+    """Whether the count was drawn before, and cost nothing now."""
 
 
 class SiloCount(ResponseModel):
@@ -500,7 +500,7 @@ class SiloCount(ResponseModel):
 
 
 class CountAnswer(ResponseModel):
-    """How many documents every silo says that answer a question."""
+    """The noised counts of all silos for one question."""
 
     silos: list[SiloCount]
     threshold: Probability
@@ -508,9 +508,9 @@ class CountAnswer(ResponseModel):
 
 
 class Feedback(RequestModel):
-    """Whether a hit was right, by the token that it came with; good for a day after the search.
+    """Whether a hit was right, by the token that came with it; accepted for a day after the search.
 
-    The broker takes it to the silo, which alone keeps it. None takes a judgement back.
+    The broker passes it to the silo, which alone stores it. None withdraws a judgement.
     """
 
     query: QueryText
@@ -520,38 +520,38 @@ class Feedback(RequestModel):
 
 
 class AttributedFeedback(Feedback):
-    """Feedback as the broker passes it on: `person` is who gave it, by a name that only the broker knows."""
+    """Feedback as the broker passes it on; only the broker can resolve the name in `person`."""
 
     person: Annotated[str, Field(max_length=100)] = ""
 
 
 class Opening(RequestModel):
-    """By which a document is opened: the ticket of a hit, or a request that its owner has allowed."""
+    """The right to open a document: the ticket of a hit, or a request that its owner has allowed."""
 
     ticket: HitToken = ""
     request: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
 
 
 class AttributedOpening(Opening):
-    """The same as the broker passes it on, with its name for the person."""
+    """An `Opening` as the broker passes it on, with its name for the person."""
 
     person: Annotated[str, Field(max_length=100)] = ""
 
 
 class OpenedDocument(ResponseModel):
-    """A document that somebody opened."""
+    """A document that was opened."""
 
     silo: Name
     document: DocumentId
     title: Annotated[str, Field(max_length=10_000)] = ""
     body: Annotated[str, Field(max_length=LONGEST_OPENED)] = ""
     characters: Count = 0
-    """Of the whole body; more than `body` has where it was cut."""
+    """Characters of the whole body; more than in `body` if that was cut."""
     link: Link = ""
 
 
 class Ask(RequestModel):
-    """Ask the owner of a hit's document for it."""
+    """A request to the owner of a hit's document."""
 
     ticket: HitToken
     query: QueryText
@@ -559,21 +559,21 @@ class Ask(RequestModel):
 
 
 class AskSilo(Ask):
-    """The same for the broker. With `named` the owner sees the name of one's API key, else a pseudonym."""
+    """An `Ask` to the broker. With `named` the owner sees the API key's name, else a pseudonym."""
 
     silo: Name
     named: bool = False
 
 
 class AttributedAsk(Ask):
-    """The same as the broker passes it on: its pseudonym for the person, and their name if they give it."""
+    """An `Ask` as the broker passes it on: its pseudonym for the person, and their name if they give it."""
 
     person: Annotated[str, Field(max_length=100)] = ""
     name: Annotated[str, Field(max_length=100)] = ""
 
 
 class DocumentRequest(ResponseModel):
-    """What somebody asked an owner for, and what became of it."""
+    """A person's request to an owner, and its state."""
 
     number: RequestNumber
     silo: Name
@@ -582,35 +582,35 @@ class DocumentRequest(ResponseModel):
     reason: Text = ""
     state: Literal["waiting", "allowed", "denied", "opened", "expired"]
     word: Text = ""
-    """The owner's."""
+    """The owner's comment."""
     at: Text
-    """When it was asked, ISO 8601."""
+    """Time of the request, ISO 8601."""
     answered: Text | None = None
     person: Text = ""
-    """Who asks: for the owner."""
+    """The person who asks; for the owner."""
 
 
 class RequestList(ResponseModel):
-    """Requests, the latest first; and silos that did not answer, with the reason."""
+    """Requests, the latest first, and silos that did not answer, with the reason."""
 
     requests: Annotated[list[DocumentRequest], Field(fail_fast=True, max_length=MOST_ROWS)]
     unanswered: dict[str, str] = {}
 
 
 class RequestsOf(RequestModel):
-    """Whose requests a broker asks a silo for: one person's, or with "" all that came through it."""
+    """Selects requests that a broker fetches from a silo: one person's or, with "", all through it."""
 
     person: Annotated[str, Field(max_length=100)] = ""
 
 
 class EveryRequest(RequestModel):
-    """One's own requests, or for administrators all."""
+    """Selects the caller's own requests or, for administrators, all."""
 
     all: bool = False
 
 
 class RequestAnswer(RequestModel):
-    """The owner's answer: the document may be opened once, or not."""
+    """The owner's answer: whether the document may be opened, once."""
 
     allow: bool
     word: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
@@ -624,27 +624,27 @@ class HitReference(RequestModel):
 
 
 class ShownHits(RequestModel):
-    """Hits of a query, to learn what one judged of them."""
+    """Hits of a query, to fetch the caller's own judgements of them."""
 
     query: QueryText
     hits: Annotated[list[HitReference], Field(max_length=MOST_HITS)]
 
 
 class OwnJudgements(ResponseModel):
-    """What the caller judged of the hits, in their order; None for nothing, and where the silo is silent."""
+    """The caller's judgements of the hits, in order; None without one, or without the silo's answer."""
 
     relevant: list[bool | None]
 
 
 class ShownTokens(RequestModel):
-    """Hits of one silo. Who wants to know is not said: the broker picks what is theirs."""
+    """Hits of one silo. The request does not name a person: the broker selects that person's judgements."""
 
     query: QueryText
     tokens: Annotated[list[HitToken], Field(max_length=MOST_HITS)]
 
 
 class Verdicts(ResponseModel):
-    """For each hit what people judged through the asking peer, by the names it has for them."""
+    """People's judgements of each hit through the asking peer, by the names it has for them."""
 
     verdicts: Annotated[
         list[Annotated[dict[str, bool], Field(max_length=MOST_JUDGEMENTS)]], Field(max_length=MOST_HITS)
@@ -658,7 +658,7 @@ class NamedJudgement(RequestModel):
     document: DocumentId
     relevant: bool
     silo: Name | None = None
-    """The silo that has the document; the broker asks all where none is named."""
+    """The silo that has the document; without it, the broker asks all."""
 
 
 class JudgementBatch(RequestModel):
@@ -668,29 +668,29 @@ class JudgementBatch(RequestModel):
 
 
 class AttributedBatch(JudgementBatch):
-    """Judgements as the broker passes them on: `person` is who brought them, as in feedback."""
+    """Judgements as the broker passes them on; `person` is who brought them, as in feedback."""
 
     person: Annotated[str, Field(max_length=100)] = ""
 
 
 class Imported(ResponseModel):
-    """What became of a batch of judgements; the lists hold places in it, from 0."""
+    """Result of a batch of judgements; the lists have positions in it, from 0."""
 
     added: Count = 0
     changed: Count = 0
     unchanged: Count = 0
     unknown: list[Count] = []
-    """No silo has the document."""
+    """Judgements of documents that no silo has."""
     ambiguous: dict[Count, list[str]] = {}
-    """Several silos have a document of that id: these."""
+    """Judgements whose document id occurs in several silos, with these silos."""
     unplaced: list[Count] = []
-    """A silo that may have the document did not answer: send these again."""
+    """Judgements to send again: a silo that may have the document did not answer."""
     unanswered: dict[str, str] = {}
-    """Silos that did not answer, and why."""
+    """Silos that did not answer, with the reason."""
 
 
 class DocumentDigests(RequestModel):
-    """Documents by digests of their ids under a key drawn for this message: a silo recognises its own."""
+    """Documents by digests of their ids under a key drawn for this message; a silo recognises its own."""
 
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     digests: Annotated[
@@ -699,23 +699,23 @@ class DocumentDigests(RequestModel):
 
 
 class PresentDocuments(ResponseModel):
-    """The places, from 0, of the digests whose documents a silo has."""
+    """Positions, from 0, of the digests whose documents a silo has."""
 
     present: Annotated[list[Count], Field(fail_fast=True, max_length=2 * MOST_JUDGEMENTS)]
 
 
 class JudgementPage(ResponseModel):
-    """Some of the judgements that came through a peer, by the majority of its people."""
+    """One page of the judgements that came through a peer, by the majority of its people."""
 
     judgements: Annotated[list[NamedJudgement], Field(fail_fast=True, max_length=MOST_ROWS)]
     next: Cursor = ""
-    """What to ask for the next page with; empty on the last."""
+    """Cursor for the next page; empty on the last."""
 
 
 class Judged(ResponseModel):
-    """Queries that somebody judged a hit of, and into how many folds they may be dealt.
+    """Queries with a judged hit, and the number of folds into which they may be dealt.
 
-    None, and 0 folds, while a silo has too few to take part.
+    No queries, and 0 folds, while a silo has too few to take part.
     """
 
     queries: Annotated[list[QueryText], Field(fail_fast=True, max_length=MOST_JUDGED)]
@@ -723,24 +723,24 @@ class Judged(ResponseModel):
     consent: Literal["", "two"] = ""
     """Whether the owner agrees to sums of two silos."""
     least: Annotated[int, Field(ge=1, le=10**6)] = 10
-    """Judged queries that every sum must cover here."""
+    """Fewest judged queries that a sum of this silo must cover."""
     alone: bool = False
-    """Whether its scores are its engine's own: no sum has them, and it calibrates them by itself."""
+    """Whether its scores are those of its own engine: they enter no sum, and it calibrates them by itself."""
 
 
 Hex = Annotated[str, Field(max_length=256, pattern=r"^([0-9a-f]{2})*$")]
 SessionName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Mode = Literal["masked", "fedrisk"]
-"""How silos learn: from totals alone, or weighed by reports of each (FedRisk)."""
+"""How silos learn: from totals alone (masked), or weighed by reports of each silo (fedrisk)."""
 
 
 class LearningSession(RequestModel):
-    """A session that a broker begins in a silo; with the keys of all members, that they are settled."""
+    """A session that a broker begins in a silo; with the keys of all members, it settles the members."""
 
     session: SessionName
     mode: Mode = "masked"
     encoder: Fingerprint = ""
-    """The encoder whose cosines count; empty for none."""
+    """Encoder whose cosines are used; empty for none."""
     adverts: Annotated[dict[Name, Hex], Field(max_length=1_000)] = {}
 
 
@@ -763,65 +763,65 @@ class RollbackRequest(RequestModel):
 
 
 class LearnedVersion(ResponseModel):
-    """One learning run: what came of it, and whether its model is in use."""
+    """One learning run: its results, and whether its model is in use."""
 
     version: Version
     learned: str
-    """When, ISO 8601."""
+    """When it was learned, ISO 8601."""
     mode: Mode = "masked"
     by: str = ""
-    """Who had it run: a person's name, or the schedule."""
+    """Who started the run: a person's name, or the schedule."""
     current: bool = False
     usable: bool = False
     """Whether there is a model to search with."""
     problem: str = ""
-    """Why there is none, and the cure."""
+    """Why there is no model, and the cure."""
     record: dict[str, Any] | None = None
     """What was compared, chosen and measured."""
 
 
 class LearningView(ResponseModel):
-    """How learning goes, and all its runs, the latest first."""
+    """State of learning, and all its runs, the latest first."""
 
     state: Literal["idle", "running"] = "idle"
     stage: str = ""
     done: int = 0
-    """Stages so far."""
+    """Number of stages completed."""
     started: str | None = None
     mode: Mode = "masked"
     problem: str = ""
     """Why the last run failed, and the cure."""
     judged: int | None = None
-    """Judged queries at the last run."""
+    """Number of judged queries at the last run."""
     every: str = ""
     next: str | None = None
     current: Version = ""
     """The version in use; empty before anything was learned, "none" where all was rolled back."""
     versions: list[LearnedVersion] = []
     silos: dict[str, str] = {}
-    """The version that each silo has searched with last."""
+    """The version with which each silo searched last."""
 
 
 class Document(RequestModel):
-    """A document as its operator gives it."""
+    """A document as its operator provides it."""
 
     id: DocumentId
     title: Annotated[str, Field(max_length=10_000)] = ""
     body: Annotated[str, Field(max_length=10_000_000)] = ""
     allow: Annotated[list[Principal], Field(max_length=1_000)] = []
-    """Who may see it: user:ID, group:NAME or everyone; all whom the silo's policy lets in where none is."""
+    """Who may see it: user:ID, group:NAME or everyone; if empty, all whom the silo's policy admits."""
     subject: Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
-    """Whom it is about, a patient or a customer."""
+    """The person it is about, a patient or a customer."""
 
 
 class DocumentBatch(RequestModel):
-    """Documents to add, or to put in the place of those with the same ids."""
+    """Documents to add, or to replace those with the same ids."""
 
     documents: Annotated[list[Document], Field(min_length=1, max_length=10_000)]
 
 
 class Changed(ResponseModel):
-    """How many documents an operator's request added, changed and removed; the rest were as given already."""
+    """Number of documents that an operator's request added, changed and removed, without unchanged ones."""
 
     added: int = 0
     changed: int = 0
@@ -829,26 +829,26 @@ class Changed(ResponseModel):
 
 
 class JudgementsAfter(RequestModel):
-    """Which page of judgements is asked for: the one after another's `next`."""
+    """Selects a page of judgements: the one after another page's `next`."""
 
     after: Cursor = ""
 
 
 class JudgementsOf(JudgementsAfter):
-    """The same of one silo, for the broker."""
+    """Selects a page of judgements of one silo, for the broker."""
 
     silo: Name
 
 
 class EntriesAfter(RequestModel):
-    """Which entries of an audit log are asked for."""
+    """Selects entries of an audit log."""
 
     after: Count = 0
     k: Annotated[int, Field(ge=1, le=10_000)] = 1_000
 
 
 class Find(RequestModel):
-    """What an operator looks for in the store."""
+    """An operator's search in the store."""
 
     find: Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY)]
     k: Annotated[int, Field(ge=1, le=1000)] = 20
@@ -862,37 +862,37 @@ class Titled(ResponseModel):
 
 
 class Listed(ResponseModel):
-    """Documents that an operator looked for."""
+    """Documents that an operator's search returned."""
 
     documents: list[Titled]
 
 
 class Reread(ResponseModel):
-    """What could not be read when sources were read again."""
+    """Errors and states of sources after they were read again."""
 
     errors: list[str]
     sources: list[SourceState] = []
 
 
 class SourceState(ResponseModel):
-    """What became of a source when it was read last."""
+    """Result of the last reading of a source."""
 
     source: Text
     documents: Count = 0
     unread: Count = 0
     """Files or rows that could not be read."""
     errors: Annotated[list[Text], Field(max_length=100)] = []
-    """The first of them, with the reason."""
+    """The first of these errors, with the reason."""
     skipped: Annotated[dict[str, Count], Field(max_length=1_000)] = {}
     """Files of kinds that are not read, by suffix."""
     erased: Count = 0
-    """Documents that were erased and are in the source still: left out."""
+    """Documents left out because they were erased, although the source still has them."""
     failed: Text = ""
-    """Why nothing of it could be read."""
+    """Why nothing of the source could be read."""
 
 
 class Erase(RequestModel):
-    """Documents to erase, by their ids or by whom they are about."""
+    """Documents to erase, by their ids or by the person they are about."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["ids"]}, {"required": ["subject"]}]})
 
@@ -905,15 +905,15 @@ class ErasedDocument(ResponseModel):
 
     id: DocumentId
     removed: bool
-    """Whether it was stored; False for one that was not there, or gone already."""
+    """Whether it was stored; False for a document that was unknown or gone already."""
     hidden: bool = False
-    """Whether it is shown no more, and stays where it is: in an engine elsewhere."""
+    """Whether it is no longer shown but stays where it is, in an external engine."""
     released: list[dict[str, Any]] = []
-    """Statistics and sketches with noise that covered it: peer, mechanism, ε and when."""
+    """Noised statistics and sketches that covered it: peer, mechanism, ε and time."""
 
 
 class ErasureReceipt(ResponseModel):
-    """What was erased, what was written anew, what is known still, and what cannot be undone."""
+    """Record of an erasure: data erased, rewritten and still known, and what cannot be undone."""
 
     silo: Name
     at: Text
@@ -923,19 +923,19 @@ class ErasureReceipt(ResponseModel):
     judgements: Count = 0
     requests: Count = 0
     rewritten: list[Text]
-    """What was written anew without them."""
+    """Data that were rewritten without the documents."""
     exports: list[Text] = []
-    """Files outside the node's folder that were written anew."""
+    """Files outside the node's folder that were rewritten."""
     relearn: list[Text] = []
-    """Models that were learned with them, and what becomes of each."""
+    """Models that were learned with the documents, and the treatment of each."""
     remains: list[Text]
-    """What is still known of them here."""
+    """Data about the documents that are still stored here."""
     not_undone: list[Text]
-    """What has left before."""
+    """Data about the documents that left the silo before."""
 
 
 class SourceRetention(ResponseModel):
-    """How long documents and judgements of a source are stored, and how many are older."""
+    """Retention of a source's documents and judgements, and how many are older."""
 
     source: Text
     keep_days: Count | None = None
@@ -945,13 +945,13 @@ class SourceRetention(ResponseModel):
 
 
 class RetentionReport(ResponseModel):
-    """What a silo's rules of retention erased, or would erase."""
+    """Documents and judgements that a silo's retention rules erased, or would erase."""
 
     silo: Name
     at: Text
     sources: list[SourceRetention] = []
     ids: list[DocumentId] = []
-    """The first of the documents."""
+    """Ids of the first of the documents."""
     waits: Text = ""
     """Why nothing is erased until the operator confirms it."""
     done: bool = False
@@ -974,21 +974,21 @@ class Health(ResponseModel):
 
 
 Moment = Annotated[float, Field(ge=0, lt=253_402_300_800)]
-"""Seconds since 1970, to the end of the year 9999: what a calendar has."""
+"""Seconds since 1970, to the end of the year 9999, where calendars end."""
 
 
 class Machine(ResponseModel):
-    """What a server says of itself to those who operate the federation; times in seconds since 1970."""
+    """State of a server, for the operators of the federation; times in seconds since 1970."""
 
     version: Text = ""
-    """Of Isthmus."""
+    """Version of Isthmus."""
     time: Moment | None = None
-    """By its clock, when it answered."""
+    """The server's clock when it answered."""
     certificate_ends: Moment | None = None
     revocations: Moment | None = None
-    """When its list of revoked certificates was signed; none where it has no list."""
+    """When its list of revoked certificates was signed; None if it has no list."""
     disk_free: Annotated[float, Field(ge=0, le=1)] | None = None
-    """The share of the disk with its folder."""
+    """Free share of the disk with its folder."""
     disk_free_bytes: Annotated[int, Field(ge=0, le=10**18)] | None = None
 
 
@@ -1001,25 +1001,25 @@ class Ready(ResponseModel):
     indexed: Count = 0
     statistics: Text = ""
     encoder: Fingerprint = ""
-    """The fingerprint of a silo's encoder; of a broker, the one that its silos agree on."""
+    """Fingerprint of a silo's encoder; for a broker, of the one on which its silos agree."""
     encoder_name: Text = ""
-    """What the silo calls it."""
+    """The silo's name for its encoder."""
     model: Text = ""
-    """The version of the learned model that a silo searches with; of a broker, the one in use."""
+    """Version of the learned model with which a silo searches; for a broker, the one in use."""
     engine: Text = ""
-    """What has a silo's documents, where that is not its own index."""
+    """Engine that has a silo's documents, if that is not its own index."""
     level: Literal["", "full", "scores"] = ""
-    """What such a silo takes part in: all, or only with its engine's own scores, once they are calibrated."""
+    """Whether such a silo takes part fully, or only with its engine's own scores once calibrated."""
     search_level: Count = 0
-    """What a silo knows of `NodeSearch`."""
+    """Level of `NodeSearch` that a silo supports."""
     unread: Count = 0
     """Files or rows of a silo's sources that could not be read."""
     machine: Machine | None = None
-    """Where a silo tells this peer."""
+    """State of a silo's machine, if the silo shows it to this peer."""
 
 
 class Departure(ResponseModel):
-    """One kind of thing that left a silo: how often, to whom, at what ε or with the words for none."""
+    """One kind of data that left a silo: how often, to whom, and with which ε or without a guarantee."""
 
     kind: Text
     peer: Text
@@ -1032,11 +1032,11 @@ class Departure(ResponseModel):
 
 
 RIGHTS = ("search", "snippets", "counts", "noised_counts", "matches", "suggestions", "open")
-"""Of a peer, as the Silos view shows them."""
+"""Rights of a peer, as the Silos view shows them."""
 
 
 class PeerBudget(ResponseModel):
-    """What a peer may do, and what is left of its budget for the dearest document."""
+    """Rights of a peer, and what is left of its budget for the document that has spent most."""
 
     peer: Text
     search: bool
@@ -1049,20 +1049,20 @@ class PeerBudget(ResponseModel):
     budget: float | None = None
     left: float | None = None
     seen: float | None = None
-    """The share of the silo's documents that it has seen in a year, by estimate."""
+    """Estimated share of the silo's documents that the peer has seen in a year."""
 
 
 class SiloRelease(ResponseModel):
-    """What a silo has released and what it may still release: for the Silos view.
+    """Releases of a silo and what is left of its budgets, for the Silos view.
 
-    Towards a peer that may search no ε is claimed: scores and explanations are exact.
+    For a peer that may search no ε is claimed: scores and explanations are exact.
     """
 
     silo: Name
     documents: Count
     budget: Text = ""
     unit: Annotated[str, Field(max_length=40)] = "document"
-    """Whose ε it is: a document's, or that of all documents of a subject (patient)."""
+    """Unit for which ε is stated: a document, or all documents of a subject (patient)."""
     most_spent: float = 0.0
     least_left: float | None = None
     meaning: Text = ""
@@ -1070,7 +1070,7 @@ class SiloRelease(ResponseModel):
     peers: Annotated[list[PeerBudget], Field(fail_fast=True, max_length=MOST_ROWS)] = []
     last_training: Text | None = None
     outdated_model: bool = False
-    """Whether its model was learned with judgements of documents that were erased since."""
+    """Whether its model was learned with judgements of documents that have been erased since."""
 
 
 class SiloState(ResponseModel):
@@ -1078,31 +1078,31 @@ class SiloState(ResponseModel):
 
     silo: Name
     url: str
-    """Where the broker reaches it; empty unless an administrator asks."""
+    """Address at which the broker reaches the silo; empty unless an administrator asks."""
     about: str = ""
-    """What it has, as the broker's operator says."""
+    """What the silo contains, in the words of the broker's operator."""
     status: Status
     detail: str = ""
     ready: Ready | None = None
     release: SiloRelease | None = None
     sources: list[SourceState] = []
-    """What became of its sources: for administrators, where the silo lets them manage."""
+    """State of its sources: for administrators, if the silo lets them manage."""
     skew: float | None = None
-    """Seconds that its clock is ahead of the broker's."""
+    """Seconds by which its clock is ahead of the broker's."""
 
 
 class SiloList(ResponseModel):
-    """Every silo, the version of the statistics they share, and the encoder they agree on."""
+    """All silos, the version of the statistics that they share, and the encoder on which they agree."""
 
     silos: list[SiloState]
     statistics: str = ""
     encoder: str = ""
     about: str = ""
-    """When a document is right in this federation, for people."""
+    """Text for people: when a document is right in this federation."""
     queries: list[str] = []
-    """To try."""
+    """Example queries."""
     machine: Machine | None = None
-    """The broker's own: for administrators."""
+    """State of the broker's own machine: for administrators."""
 
 
 class Session(RequestModel):
@@ -1112,14 +1112,14 @@ class Session(RequestModel):
 
 
 class WaysIn(ResponseModel):
-    """How people sign in: with an API key, or at a provider of identities, by its host's name."""
+    """Ways to sign in: with an API key, or at an identity provider, given by its host name."""
 
     key: bool
     provider: str = ""
 
 
 class OpenSession(ResponseModel):
-    """One session of the page: whose, since when, and when it was used last, ISO 8601."""
+    """One session of the page: its person, its beginning, and its last use, ISO 8601."""
 
     person: str
     name: str
@@ -1135,7 +1135,7 @@ class SessionList(ResponseModel):
 
 
 class SessionsOf(RequestModel):
-    """Whose sessions are meant: the name of an API key's owner, or a person's id at the provider."""
+    """Selects the sessions of a person: by the name of an API key's owner, or an id at the provider."""
 
     person: Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -1150,7 +1150,7 @@ KeyId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
 
 
 class ListedKey(ResponseModel):
-    """An API key without its secret; times are ISO 8601, `expires` None for one that does not end."""
+    """An API key without its secret; times are ISO 8601, and `expires` is None if it never expires."""
 
     id: KeyId
     name: str
@@ -1167,18 +1167,18 @@ class KeyList(ResponseModel):
 
 
 class Me(ResponseModel):
-    """The caller's name, what the page calls them, and their scopes and groups."""
+    """The caller's name, their name on the page, and their scopes and groups."""
 
     name: str
     label: str = ""
     scopes: list[str]
     groups: list[str] = []
     expires: str | None = None
-    """When the key ends, ISO 8601; None if it does not."""
+    """When the key expires, ISO 8601; None if it does not."""
 
 
 class Bin(ResponseModel):
-    """Hits whose probability lay between `low` and `high`: mean probability, and share relevant."""
+    """Hits with a probability from `low` to `high`: its mean, and the share of relevant ones."""
 
     low: Probability
     high: Probability
@@ -1206,7 +1206,7 @@ class ReliabilityCurve(ResponseModel):
     relevant: Count
     ece: float
     floor: float | None = None
-    """The error that a perfect model would show at this size."""
+    """The ECE that a perfect model would show at this size."""
     bins: Annotated[list[Bin], Field(fail_fast=True, max_length=MOST_ROWS)]
     thresholds: Annotated[list[ThresholdRow], Field(fail_fast=True, max_length=MOST_ROWS)] = []
 
