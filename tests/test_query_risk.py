@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import command_line
 from isthmus.errors import ConfigError, DataError
-from isthmus.evaluation import compare, georisk, risk_rewards, trisk, urisk, zrisk
+from isthmus.evaluation import Propensity, compare, georisk, risk_rewards, trisk, urisk, zrisk
+from isthmus.evaluation import Testing as Plan
 from isthmus.tables import Qrels, Run
 
 RUN, BASE = [0.5, 0.1, 0.4, 0.9], [0.2, 0.3, 0.4, 0.8]
@@ -115,6 +116,62 @@ def test_queries_that_do_not_count_for_a_run_do_not_count():
         judged, [run_of("base", "11"), run_of("other", "01")], ["MRR(empty=skip)"], baseline="base"
     ).risks()
     assert (risk.urisk.n, risk.wins, risk.losses) == (2, 0, 1)
+
+
+GROUPED = Plan(groups=["a", "a", "b", "b"])
+
+
+def test_groups_are_those_of_the_queries_that_count():
+    runs = [run_of("base", "1100"), run_of("other", "011")]  # without q3, so that q3 does not count
+    comparison = compare(QRELS, runs, ["MRR(missing=skip)"], baseline="base", testing=GROUPED)
+    (risk,), (row,) = comparison.risks(alpha=1), comparison.differences()
+    assert risk.urisk.value == pytest.approx((-2 * 0.5 + 0 + 0.5) / 3)
+    assert risk.urisk.n == 2
+    assert row["difference"] == pytest.approx(0)
+
+
+def test_queries_are_counted_although_groups_are_resampled():
+    runs = [run_of("base", "1100"), run_of("other", "0111")]
+    comparison = compare(QRELS, runs, ["MRR"], baseline="base", testing=GROUPED)
+    assert [row["queries"] for row in comparison.differences()] == [4]
+    assert [risk.row()["queries"] for risk in comparison.risks()] == [4]
+    for table in (comparison.difference_table(), comparison.risk_table()):
+        assert "on 4 queries" in table.notes[0]
+
+
+def test_the_risk_table_says_that_groups_are_resampled():
+    comparison = compare(QRELS, [run_of("x", "1100"), run_of("y", "0111")], ["MRR"], testing=GROUPED)
+    assert "over groups of queries." in comparison.risk_table().text()
+
+
+def test_differences_of_geometric_means_are_in_their_unit():
+    """MAP by query: 1, 1, ½, ½ and ½, ½, ½, 1, whose geometric means are ½^½ and ½^¾."""
+    runs = [run_of("base", "1100"), run_of("other", "0001")]
+    comparison = compare(QRELS, runs, ["GMAP"], baseline="base")
+    (row,), (risk,) = comparison.differences(), comparison.risks(alpha=0)
+    assert row["difference"] == pytest.approx(0.5**0.75 - 0.5**0.5)
+    assert row["difference"] == pytest.approx(row["value"] - row["baseline"])
+    assert -0.5 <= row["low"] < row["difference"] < row["high"] <= 0.5
+    assert risk.urisk.value == pytest.approx((-0.5 - 0.5 + 0.5) / 4)
+    assert risk.georisk == pytest.approx(georisk([[1, 1, 0.5, 0.5], [0.5, 0.5, 0.5, 1]], alpha=0)[1])
+    near = {f"q{at}": {"a": 1.0} | {f"x{other}": 2.0 for other in range(4)} for at in range(4)}
+    far = {query: {**ranked, "x4": 2.0} for query, ranked in near.items()}
+    runs = [Run.from_dict(near, name="near"), Run.from_dict(far, name="far")]
+    (row,) = compare(QRELS, runs, ["GMAP"], baseline="near").differences()
+    assert (row["losses"], row["large_losses"]) == (4, 0), "from 1/5 to 1/6 is no loss of 0.2"
+
+
+def test_a_ratio_of_means_is_of_the_queries_that_count():
+    judged = Qrels.from_dict({"q0": {"rare": 1}, "q1": {"usual": 1}, "q2": {"usual": 1}})
+    known = Propensity.of_counts({"rare": 1, "usual": 90}, 100)
+    base = {"q1": {"usual": 2.0, "no": 1.0}, "q2": {"no": 2.0}}
+    other = {"q1": {"usual": 1.0}, "q2": {"usual": 1.0}}
+    runs = [Run.from_dict(base, name="base"), Run.from_dict(other, name="other")]
+    measures = ["psP@1(missing=skip)", "psnDCG@1(missing=skip)"]
+    comparison = compare(judged, runs, measures, baseline="base", propensity=known)
+    for row, verdict in zip(comparison.differences(), comparison.verdicts, strict=True):
+        assert row["value"] - row["baseline"] == pytest.approx(0.5)
+        assert row["difference"] == verdict.paired.difference == pytest.approx(0.5)
 
 
 @pytest.fixture

@@ -59,7 +59,10 @@ LARGE_LOSS = 0.2
 @dataclass(frozen=True, slots=True)
 class QueryRisk:
     """Risk of a run under one measure, from its losses on single queries; formulas:
-    `evaluation.statistics`."""
+    `evaluation.statistics`.
+
+    For a geometric mean such as GMAP, the values of queries are compared, not their logarithms.
+    """
 
     measure: Measure
     run: str
@@ -71,14 +74,16 @@ class QueryRisk:
     losses: int
     large_losses: int
     """Number of queries that lose more than `LARGE_LOSS`."""
+    queries: int
+    """Number of queries that count; `urisk.n` counts groups of them if there are groups."""
 
     def row(self) -> dict[str, Any]:
-        """Return the machine-readable form; `low` and `high` bound `urisk`, and `queries` is their number."""
+        """Return the machine-readable form; `low` and `high` bound `urisk`."""
         numbers = {name: getattr(self, name) for name in ("trisk", "zrisk", "georisk")}
-        counts = {name: getattr(self, name) for name in ("wins", "losses", "large_losses")}
+        counts = {name: getattr(self, name) for name in ("wins", "losses", "large_losses", "queries")}
         bounds = {"urisk": self.urisk.value, "low": self.urisk.low, "high": self.urisk.high}
         named = {"run": self.run, "measure": str(self.measure)}
-        return {**named, **bounds, **numbers, **counts, "queries": self.urisk.n}
+        return {**named, **bounds, **numbers, **counts}
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,8 +176,9 @@ class Comparison(Tabular):
 
     def _risks(self, measure: Measure, alpha: float) -> Iterator[QueryRisk]:
         names = [evaluation.run for evaluation in self.evaluations]
-        values = np.stack([_comparable(evaluation, measure) for evaluation in self.evaluations])
-        values = values[:, np.isfinite(values).all(axis=0)]
+        values, groups = _comparable(self.evaluations, measure, self.testing.groups)
+        if measure.family.aggregate == "geometric":
+            values = np.exp(values)
         tables = statistics.zrisk(values, alpha=alpha), statistics.georisk(values, alpha=alpha)
         for at, name in enumerate(names):
             others = np.delete(values, at, axis=0).mean(axis=0)
@@ -185,13 +191,14 @@ class Comparison(Tabular):
             yield QueryRisk(
                 measure,
                 name,
-                urisk=statistics.bootstrap(rewards, groups=how.groups, level=1 - how.alpha, seed=how.seed),
+                urisk=statistics.bootstrap(rewards, groups=groups, level=1 - how.alpha, seed=how.seed),
                 trisk=statistics.trisk(values[at], base, alpha=alpha),
                 zrisk=float(tables[0][at]),
                 georisk=float(tables[1][at]),
                 wins=int((gains > 0).sum()),
                 losses=int((gains < 0).sum()),
                 large_losses=int((gains < -LARGE_LOSS).sum()),
+                queries=len(gains),
             )
 
     def differences(self) -> list[dict[str, Any]]:
@@ -200,28 +207,40 @@ class Comparison(Tabular):
 
         A row has `difference` with its bootstrap interval `low` and `high`, `p` of the paired test after
         Holm's correction, and `wins`, `losses` and `large_losses`: the number of queries above the baseline,
-        below it, and below it by more than `LARGE_LOSS`. Raises ConfigError without a baseline.
+        below it, and below it by more than `LARGE_LOSS`. For a geometric mean such as GMAP, `difference` is
+        that of the two geometric means. Raises ConfigError without a baseline.
         """
         if self.baseline is None:
             raise ConfigError("differences are to a baseline, and none is named", expected="a baseline")
         evaluations = {one.run: one for one in self.evaluations}
         tests = {(test.first, test.measure): test.adjusted for test in self.verdicts}
         rows: list[dict[str, Any]] = []
-        for risk in self.risks(alpha=0.0):  # at α = 0 URisk is the difference of means
-            row = risk.row()
+        for risk in self.risks(alpha=0.0):
+            row, difference = risk.row(), self._difference(risk)
             rows.append(
                 {
                     "run": risk.run,
                     "measure": str(risk.measure),
                     "baseline": evaluations[self.baseline][risk.measure],
                     "value": evaluations[risk.run][risk.measure],
-                    "difference": row["urisk"],
-                    **{name: row[name] for name in ("low", "high")},
+                    "difference": difference.value,
+                    **{name: getattr(difference, name) for name in ("low", "high")},
                     "p": tests[risk.run, risk.measure],
                     **{name: row[name] for name in ("wins", "losses", "large_losses", "queries")},
                 }
             )
         return rows
+
+    def _difference(self, risk: QueryRisk) -> statistics.Interval:
+        """Return the difference of a run's mean to the baseline's, from the run's risk at α = 0."""
+        if risk.measure.family.aggregate != "geometric":
+            return risk.urisk
+        logarithms, groups = _comparable(self.evaluations, risk.measure, self.testing.groups)
+        rows = {one.run: row for one, row in zip(self.evaluations, logarithms, strict=True)}
+        how, baseline = self.testing, rows[str(self.baseline)]
+        return statistics.geometric_difference(
+            rows[risk.run], baseline, groups=groups, level=1 - how.alpha, seed=how.seed
+        )
 
     def difference_table(self, *, title: str = "", digits: int = 4) -> Table:
         """Return `differences` as a table: both means, the difference with its interval, p, and queries won
@@ -261,11 +280,11 @@ class Comparison(Tabular):
             for one in risks
         ]
         against = "the mean of the other runs" if self.baseline is None else f"{self.baseline!r}"
-        counted = "/".join(f"{n:,}" for n in sorted({one.urisk.n for one in risks}))
+        counted = "/".join(f"{n:,}" for n in sorted({one.queries for one in risks}))
         notes = (
             f"Against {against}, on {counted} queries that count for all runs; a loss counts {1 + alpha:g}"
             f" times (α = {alpha:g}).",
-            f"In brackets: {1 - self.testing.alpha:.0%} bootstrap interval over queries.",
+            f"In brackets: {1 - self.testing.alpha:.0%} bootstrap interval over {self._units}.",
             "URisk below 0: losses outweigh gains; TRisk below −2: significantly.",
             "ZRisk and GeoRisk are among all runs of the table; a larger one is safer.",
         )
@@ -305,11 +324,11 @@ class Comparison(Tabular):
         return ((e, base) for e in self.evaluations if e is not base)
 
     def _test(self, measure: Measure, one: Evaluation, other: Evaluation) -> statistics.Paired:
-        first, second = _comparable(one, measure), _comparable(other, measure)
         how = self.testing
+        (first, second), groups = _comparable((one, other), measure, how.groups)
         if how.test == "t":
-            return statistics.paired_t(first, second, groups=how.groups)
-        return statistics.randomisation(first, second, groups=how.groups, samples=how.samples, seed=how.seed)
+            return statistics.paired_t(first, second, groups=groups)
+        return statistics.randomisation(first, second, groups=groups, samples=how.samples, seed=how.seed)
 
     def _interval(self, evaluation: Evaluation, measure: Measure) -> statistics.Interval | None:
         if measure.family.aggregate == "sum" or not evaluation.counted(measure):
@@ -412,12 +431,23 @@ def compare(
     return Comparison(tuple(evaluations), baseline, testing)
 
 
-def _comparable(evaluation: Evaluation, measure: Measure) -> FloatArray:
-    """Return values whose plain mean is the measure: for a ratio of means, the values scaled by their
-    weights."""
-    values = evaluation.values[measure]
-    weights = evaluation.weights.get(measure)
-    return values if weights is None else values * weights / weights.mean()
+def _comparable(
+    evaluations: Sequence[Evaluation], measure: Measure, groups: statistics.Groups
+) -> tuple[FloatArray, statistics.Groups]:
+    """Return the values of the queries that count for all runs (runs × queries), and the groups of
+    these queries.
+
+    The plain mean of a row is the measure on these queries: for a ratio of means, values are scaled by their
+    weights.
+    """
+    counts = np.isfinite([evaluation.values[measure] for evaluation in evaluations]).all(axis=0)
+    rows = []
+    for evaluation in evaluations:
+        values, weights = evaluation.values[measure][counts], evaluation.weights.get(measure)
+        if weights is not None:
+            values = values * weights[counts] * len(values) / weights[counts].sum()
+        rows.append(values)
+    return np.stack(rows), statistics.masked(groups, counts)
 
 
 def _letter(at: int) -> str:

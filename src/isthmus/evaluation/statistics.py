@@ -72,6 +72,34 @@ def bootstrap(
 ) -> Interval:
     """Return the percentile interval of the (weighted) mean over resampled queries, or groups of queries."""
     parts, wholes = _sums(values, weights, groups)
+    means = _resampled(parts, wholes, samples, seed)
+    return _interval(float(parts.sum() / wholes.sum()), means, level, len(parts))
+
+
+def geometric_difference(
+    logarithms: ArrayLike,
+    baseline: ArrayLike,
+    *,
+    groups: Groups = None,
+    level: float = 0.95,
+    samples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """Return the difference of two geometric means with its percentile interval over resampled queries, or
+    groups of queries.
+
+    `logarithms` and `baseline` are the natural logarithms of both runs' values, on the same queries, all of
+    which count.
+    """
+    units = [_sums(each, None, groups) for each in (logarithms, baseline)]
+    first, second = (np.exp(parts.sum() / wholes.sum()) for parts, wholes in units)
+    ours, theirs = (np.exp(_resampled(*each, samples, seed)) for each in units)  # of the same draws
+    return _interval(float(first - second), ours - theirs, level, len(units[0][0]))
+
+
+def _resampled(parts: FloatArray, wholes: FloatArray, samples: int, seed: int) -> FloatArray:
+    """Return the means of units drawn with replacement, which depend only on the seed and the number of
+    units."""
     random = Streams(seed)("bootstrap")
     alike = bool((wholes == wholes[0]).all())
     step = max(1, _BLOCK // len(parts))
@@ -82,8 +110,12 @@ def bootstrap(
         whole = np.full(rows, wholes.sum()) if alike else wholes[drawn].sum(axis=1)
         part = parts[drawn].sum(axis=1)
         np.divide(part, whole, out=means[first : first + rows], where=whole > 0)
+    return means
+
+
+def _interval(value: float, means: FloatArray, level: float, count: int) -> Interval:
     low, high = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(parts.sum() / wholes.sum()), float(low), float(high), len(parts), "bootstrap")
+    return Interval(value, float(low), float(high), count, "bootstrap")
 
 
 def paired_t(first: ArrayLike, second: ArrayLike, *, groups: Groups = None) -> Paired:
@@ -95,7 +127,7 @@ def paired_t(first: ArrayLike, second: ArrayLike, *, groups: Groups = None) -> P
 
     difference, mask = _differences(first, second)
     mean, count = float(difference.mean()), len(difference)
-    residuals, _ = _sums(difference - mean, None, _masked(groups, mask))
+    residuals, _ = _sums(difference - mean, None, masked(groups, mask))
     clusters = len(residuals)
     if clusters < 2:
         raise DataError("a paired test needs at least two queries or groups", cure="compare on more of them")
@@ -115,7 +147,7 @@ def randomisation(
     that give at least the observed difference) / (1 + samples).
     """
     difference, mask = _differences(first, second)
-    sums, _ = _sums(difference, None, _masked(groups, mask))
+    sums, _ = _sums(difference, None, masked(groups, mask))
     observed = abs(float(sums.sum()))
     limit = observed - 1e-12 * max(1.0, float(np.abs(sums).sum()))
     mean, count = float(difference.mean()), len(sums)
@@ -159,7 +191,8 @@ def _differences(first: ArrayLike, second: ArrayLike) -> tuple[FloatArray, NDArr
     return one[mask] - other[mask], mask
 
 
-def _masked(groups: Groups, mask: NDArray[np.bool_]) -> Groups:
+def masked(groups: Groups, mask: NDArray[np.bool_]) -> Groups:
+    """Return the groups of the queries inside the mask; None without groups."""
     return None if groups is None else np.asarray(groups)[mask]
 
 
