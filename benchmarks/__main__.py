@@ -3,10 +3,10 @@
     python -m benchmarks                           all of them
     python -m benchmarks letor_parsing evaluation  those files only
 
-A benchmark is a file here with a `main()` that returns rows `name, ours, peer, peer_name, ratio, goal`.
-A ratio above 1 means that we are better; where the goal is a limit and there is no peer, `peer` is None,
-`ratio` is limit/ours and `goal` is 1. Each file runs in a process of its own, so none warms the next one up
-and none can take the others down.
+A benchmark is a file here with a `main()` that returns rows `name, ours, peer, peer_name, ratio, goal`. A
+ratio above 1 means that Isthmus is better; if the goal is a limit and there is no peer, `peer` is None,
+`ratio` is limit/ours and `goal` is 1. Each file runs in a process of its own, so that no benchmark warms up
+the next one and a crash does not affect the others.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ Row = dict[str, Any]
 
 
 def available() -> list[str]:
-    """The names of all benchmark files."""
+    """Return the names of all benchmark files."""
     return sorted(path.stem for path in HERE.glob("*.py") if not path.stem.startswith("_"))
 
 
 def measure(name: str, into: Path) -> None:
-    """Run one benchmark here and write its rows, in the form that is promised."""
+    """Run one benchmark in this process and write its rows, reduced to `COLUMNS`, as JSON."""
     rows: list[Row] = import_module(f"benchmarks.{name}").main()
     promised = [{column: row[column] for column in COLUMNS} for row in rows]
     into.write_text(json.dumps(promised), encoding="utf-8")
 
 
 def measure_all(names: list[str]) -> tuple[list[Row], list[str]]:
-    """All rows, and the names of the benchmarks that failed."""
+    """Run each benchmark in a process of its own. Returns all rows, and the names of those that failed."""
     rows: list[Row] = []
     failed: list[str] = []
     child = "import sys, pathlib, benchmarks.__main__ as b; b.measure(sys.argv[1], pathlib.Path(sys.argv[2]))"
@@ -59,7 +59,7 @@ def measure_all(names: list[str]) -> tuple[list[Row], list[str]]:
 
 
 def table(rows: list[Row]) -> str:
-    """The rows for a reader; a goal that was missed is marked."""
+    """Format the rows as a text table; rows below their goal are marked."""
     lines = [("benchmark", "ours", "peer", "", "ratio", "goal", "")]
     for row in rows:
         peer = "–" if row["peer"] is None else _short(row["peer"])
@@ -82,7 +82,7 @@ def _short(value: float) -> str:
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Run the named benchmarks or all, print the table and write the rows. Returns 1 if one failed."""
     known = available()
     asked = argparse.ArgumentParser(prog="python -m benchmarks", description="Time every hot path.")
     asked.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(known)}")

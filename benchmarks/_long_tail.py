@@ -1,7 +1,7 @@
-"""Texts under labels with a long tail, as many as wanted, written as they are drawn: for costs, not quality.
+"""Synthetic texts under labels with a long tail, generated in batches; for measuring costs, not quality.
 
-Every text has ten labels that go round, so that all labels have equally many texts, and two more by Zipf's
-law, of which a few hundred labels get the most. A label has four words of its own, drawn by its number from a
+Every text has ten labels assigned in turn, so that all labels have equally many texts, and two more drawn by
+Zipf's law, most of which go to a few hundred labels. A label has four words, hashed from its number into a
 vocabulary that labels share; a text has three of them for every label, and fifteen common words.
 """
 
@@ -29,7 +29,7 @@ def write_long_tail(folder: Path, labels: int, *, texts: int = 100_000, tests: i
 
 
 def long_tail(labels: int, texts: int, name: str) -> Iterator[SparseRows]:
-    """Batches of texts; those of another name are others."""
+    """Yield batches of texts with their labels; another `name` gives other texts."""
     rng = Streams(0)("long tail", name, str(labels))
     order = rng.permutation(labels)
     share = 1 / np.arange(1, labels + 1)

@@ -1,8 +1,8 @@
 """The peer of `xmtc`: PECOS's XR-Linear, in an interpreter that has it (requirements-bench-pecos.txt).
 
-Reads `train.npz`, `labels.npz` and `test.npz` (SciPy CSR) from a folder, learns and predicts on a number of
-threads with its own defaults, writes `scores.npz`, prints seconds of processor and by the clock, and the peak
-of memory, as JSON.
+Reads `train.npz`, `labels.npz` and `test.npz` (SciPy CSR) from a folder, trains and predicts on a given
+number of threads with PECOS's defaults, writes `scores.npz`, and prints processor seconds, wall-clock seconds
+and peak memory as JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The peer of `encoders`: sentence-transformers on torch, in an interpreter that has them.
 
-A BERT of a given number of layers, with weights drawn at random, whose speed is that of any other weights.
-Reads texts from a JSON file, encodes them on one thread some times, prints the least seconds of processor.
+The model is a BERT of a given number of layers with random weights, which do not affect its speed. The
+program reads texts from a JSON file, encodes them on one thread several times, and prints the fewest
+processor seconds.
 """
 
 from __future__ import annotations

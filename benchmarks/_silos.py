@@ -1,7 +1,8 @@
 """Nodes and a broker as processes of their own on loopback, over mutual TLS.
 
-They rank by BM25 with shared statistics. With an encoder, a random BERT of one layer that all silos have,
-they rank by the hybrid as with a real one, once every document has its vector: minutes where there are many.
+They rank by BM25 with shared statistics. With an encoder (a random BERT of one layer, the same in all silos)
+they rank by the hybrid, as with a real encoder, once every document has its vector; with many documents this
+takes minutes.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ EMBEDDINGS = {"word": WORDS + 1, "position": 128, "token_type": 2}
 
 @dataclass(frozen=True)
 class Silos:
-    """The running processes, by name; `broker` is one of them."""
+    """The running processes of a federation, by name; `broker` is one of them."""
 
     root: Path
     port: int
     processes: dict[str, subprocess.Popen[bytes]]
     names: Sequence[str] = NAMES
     scorer: str = "bm25"
-    """What silos rank by once all is shared."""
+    """Name of the scorer that all silos use once statistics are shared."""
 
     def start(self, name: str) -> None:
-        """Start a party, or start it again."""
+        """Start or restart a node or the broker."""
         verb = "broker" if name == "broker" else "node"
         command = [sys.executable, "-m", "isthmus", verb, "--config", str(self.root / f"{name}.toml")]
         with open(self.root / f"{name}.log", "ab") as log:
@@ -49,13 +50,16 @@ class Silos:
             )
 
     def client(self, key: str = "") -> httpx.AsyncClient:
-        """A caller of the broker."""
+        """Return an HTTP client of the broker, with an API key if one is given."""
         headers = {"x-api-key": key} if key else {}
         url = f"http://127.0.0.1:{self.port}/v1"
-        return httpx.AsyncClient(base_url=url, timeout=30, headers=headers, verify=False)  # no TLS: no roots
+        return httpx.AsyncClient(base_url=url, timeout=30, headers=headers, verify=False)  # plain HTTP
 
     async def up(self, client: httpx.AsyncClient) -> None:
-        """Wait until all silos have indexed everything, and rank with the statistics and the scale of all."""
+        """Wait until all silos have indexed everything and rank with the shared statistics and scale.
+
+        Raises RuntimeError if a process ends, or after `PATIENCE` seconds.
+        """
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             ended = [name for name, process in self.processes.items() if process.poll() is not None]
@@ -75,7 +79,7 @@ class Silos:
         raise RuntimeError("the silos were not up in time")
 
     def memory(self) -> float:
-        """Resident megabytes of all processes."""
+        """Return the resident memory of all processes in MB."""
         total = 0
         for process in self.processes.values():
             status = Path(f"/proc/{process.pid}/status").read_text()
@@ -83,7 +87,7 @@ class Silos:
         return total / 1024
 
     def processor(self) -> dict[str, float]:
-        """Processor seconds that each process has used."""
+        """Return the processor seconds that each process has used."""
         tick = os.sysconf("SC_CLK_TCK")
         fields = {
             name: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -102,8 +106,9 @@ def running(
     keys: Path | None = None,
     dense: bool = False,
 ) -> Iterator[Silos]:
-    """All parties, started. The broker asks a silo at its port in `gates`, if it has one; with `keys`, it
-    answers those who have one; `dense` gives all silos an encoder."""
+    """Start all parties; they end with the context. The broker reaches a silo at its port in `gates`, if it
+    is listed there; with `keys`, a file of API keys, the broker requires a key; `dense` gives all silos an
+    encoder."""
     encoder = _encoder(root) if dense else '[encoder]\nkind = "none"\n'
     port = _written(root, documents, names, encoder, gates or {}, keys)
     silos = Silos(root, port, {}, names, "hybrid" if dense else "bm25")
@@ -117,12 +122,12 @@ def running(
 
 
 def node_port(root: Path, name: str) -> int:
-    """Where a node listens."""
+    """Return the port of a node."""
     return int((root / f"{name}.port").read_text())
 
 
 def free_ports(wanted: int) -> list[int]:
-    """Ports that nobody uses now."""
+    """Return ports that are unused now."""
     with ExitStack() as held:
         found = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(wanted)]
         return [each.getsockname()[1] for each in found]
@@ -134,7 +139,7 @@ def _environment(root: Path) -> dict[str, str]:
 
 
 def _encoder(root: Path) -> str:
-    """Add a random encoder, which needs the extra `dense`; its section of a node's settings."""
+    """Add a random encoder, which needs the extra `dense`. Returns its section of a node's settings."""
     import numpy as np
     from safetensors.numpy import save_file
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -180,7 +185,7 @@ def _written(
     gates: Mapping[str, int],
     keys: Path | None,
 ) -> int:
-    """Documents, certificates and configuration of all parties; the broker's port."""
+    """Write documents, certificates and configuration of all parties. Returns the broker's port."""
     authority, ports = Authority.at(root / "keys"), free_ports(len(names) + 1)
     broker = f'folder = "broker"\nport = {ports[-1]}\ndeadline_ms = {DEADLINE_MS}\n'
     broker += f"keys = {json.dumps(str(keys))}\n" if keys is not None else ""

@@ -1,7 +1,7 @@
-"""Strangers and a hostile silo, in a process of their own, for `flood`.
+"""Unauthorised clients ("strangers") and a hostile silo, in a process of their own, for `flood`.
 
-What they may do is what one hostile client could: some hundred attempts a second from eight addresses. Over a
-connection with bad keys come twenty of them.
+Together they do what one hostile client could do: some hundred attempts a second from eight addresses. A
+connection with bad API keys sends twenty of them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ POST = (
     "POST /v1/{path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 99\r\n"
 )
 AGAIN = 0.1
-"""Seconds after which a stranger who was sent away comes back."""
+"""Seconds after which a rejected stranger comes back."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The broker's port, and the silo that turns hostile: the broker reaches it through the gate."""
+    """The broker's port, and the silo that turns hostile, which the broker reaches through the gate."""
 
     root: Path
     broker: int
@@ -42,7 +42,7 @@ class Targets:
 
 @contextmanager
 def enemies(targets: Targets) -> Iterator[Connection]:
-    """The process, and where it takes orders: `flood`, and `end`, after which it sends its attempts."""
+    """Start the process. Yields a connection for orders: `flood`, and `end`, which returns the attempts."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(theirs, targets), daemon=True)
     process.start()
@@ -70,11 +70,11 @@ async def _obey(orders: Connection, targets: Targets) -> None:
         for task in work:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
-        await asyncio.sleep(60)  # until the process is ended
+        await asyncio.sleep(60)  # until the parent ends this process
 
 
 async def _hostile(targets: Targets, port: int, attempts: Counter[str]) -> asyncio.Server:
-    """A silo with a certificate, and bad manners: another at every request."""
+    """Start a silo with a valid certificate that sends another kind of invalid response every time."""
     begin = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
     manners = cycle(
         (
@@ -106,7 +106,7 @@ async def _hostile(targets: Targets, port: int, attempts: Counter[str]) -> async
 
 
 def _strangers(targets: Targets, attempts: Counter[str]) -> Iterator[Awaitable[None]]:
-    """Many at the broker, some at every node."""
+    """Yield the strangers: many at the broker, some at every node."""
     for number, address in enumerate(ADDRESSES):
         node = node_port(targets.root, NAMES[number % len(NAMES)])
         many: list[tuple[Callable[..., Awaitable[None]], int, int]] = [
@@ -124,7 +124,7 @@ def _strangers(targets: Targets, attempts: Counter[str]) -> Iterator[Awaitable[N
 
 
 async def _again(what: Callable[..., Awaitable[None]], way: tuple[str, int], attempts: Counter[str]) -> None:
-    """One stranger, from an address to a port, who comes back however often it is sent away."""
+    """Repeat one attack from an address to a port for ever, reconnecting whenever it is cut off."""
     address, port = way
     while True:
         attempts[what.__name__.strip("_").replace("_", " ")] += 1

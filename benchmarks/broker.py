@@ -1,8 +1,8 @@
-"""What a search costs in the broker: four silos behind mutual TLS that answer at once, twenty users.
+"""Cost of a search in the broker: four silos behind mutual TLS that answer at once, twenty users.
 
-The silos are stand-ins in a process of their own, with ten explained hits each; the broker has a process too,
-whose processor time is counted. Beside it, one message to a node over a connection that stays open, by our
-own client and by httpx.
+The silos are stand-ins in one process of their own and return ten explained hits each; the broker runs in
+another process, whose processor time is measured. A second measurement compares Isthmus's own HTTP client
+with httpx: one message to a node over a connection that stays open.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LIMIT_MS = 6.0
 
 
 def main() -> list[dict[str, Any]]:
-    """Every row of this benchmark."""
+    """Run this benchmark and return its rows."""
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder)
         authority = Authority.at(keys)
@@ -143,7 +143,7 @@ async def _until_told(servers: list[Any], pipe: Connection, shape: Any) -> None:
 
 
 async def _load(pipe: Connection, port: int) -> tuple[float, list[float]]:
-    """Processor milliseconds of the broker a search, and the times that users saw."""
+    """Return processor milliseconds of the broker per search, and the seconds that each search took."""
     times: list[float] = []
     lines = [HttpClient(f"http://127.0.0.1:{port}") for _ in range(USERS)]
     body = json.dumps({"query": "tidal power in shallow seas", "explain": True}).encode()
@@ -172,7 +172,7 @@ async def _load(pipe: Connection, port: int) -> tuple[float, list[float]]:
 
 
 async def _calls(keys: Path, port: int) -> tuple[float, float]:
-    """Processor milliseconds a message, by our own client and by httpx."""
+    """Return processor milliseconds per message: with Isthmus's own client, and with httpx."""
     tls = certificates.LiveTls(certificates.files(keys / "broker"), certificates.client_context)
     url, kind = f"https://127.0.0.1:{port}", {"content-type": "application/json"}
     line = HttpClient(url, tls=tls, name=server_name("east"))

@@ -1,10 +1,10 @@
 """Encoding documents of 65 and of 154 words, beside sentence-transformers on torch: milliseconds of one core.
 
-Ours are encoders as they were added; bge-small computes in int8 and has twelve layers, MiniLM six. The peer,
-in an interpreter of its own that ISTHMUS_TORCH_PYTHON names, has the same shapes in float32, with weights
-drawn at random, which cost as much time. Without it the peer of a graph in int8 is the same graph in float32.
-Texts are pieces of pydocs. Every figure is processor time a document on one thread, the least of three; the
-last row is how much faster two threads are by the clock.
+Isthmus's encoders are bge-small, which computes in int8 and has twelve layers, and MiniLM, with six, in int8
+and in float32. The peer, in the interpreter that ISTHMUS_TORCH_PYTHON names, has the same shapes in float32
+with random weights, which cost as much time. Without that interpreter the peer of a graph in int8 is MiniLM's
+graph in float32. Texts are pieces of pydocs. Every figure is processor time per document on one thread, the
+least of three; the last row is the speed-up of two threads by the wall clock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHAPES = {
 
 
 def main() -> list[dict[str, Any]]:
-    """The rows of the table."""
+    """Run this benchmark and return its rows."""
     for name in SHAPES:
         add_encoder(name.removesuffix("-int8"), int8=name.endswith("-int8"))
     rows = []
@@ -57,13 +57,13 @@ def main() -> list[dict[str, Any]]:
 
 
 def pieces(words: int) -> list[str]:
-    """Documents of so many words, cut from pydocs."""
+    """Return documents of `words` words each, cut from pydocs."""
     flow = " ".join(load("pydocs").documents.texts).split()
     return [" ".join(flow[at * words : (at + 1) * words]) for at in range(DOCUMENTS)]
 
 
 def processor(encoder: Encoder, texts: list[str]) -> float:
-    """Milliseconds of processor a document."""
+    """Return processor milliseconds per document."""
     encoder.encode(texts[:4])
     return _least(partial(encoder.encode, texts), time.process_time)
 

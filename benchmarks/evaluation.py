@@ -1,8 +1,8 @@
-"""Evaluating: ours beside pytrec_eval in memory, and beside ranx as whole processes.
+"""Evaluation beside pytrec_eval in memory, and beside ranx as whole processes.
 
-In memory both start from what they keep between evaluations: `Qrels` and `Run` here, a `RelevanceEvaluator`
-and a dict of dicts there; building these is timed beside it. ranx runs under the interpreter that
-ISTHMUS_RANX_PYTHON names, or under this one if it is installed here.
+In memory each side starts from the structures that it keeps between evaluations: `Qrels` and `Run` in
+Isthmus, a `RelevanceEvaluator` and a dict of dicts in pytrec_eval; building them is timed separately. ranx
+runs under the interpreter that ISTHMUS_RANX_PYTHON names, or under this one if it is installed here.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ for path in sys.argv[2:]:
 
 
 def main() -> list[dict[str, Any]]:
-    """Every row of this benchmark."""
+    """Run this benchmark and return its rows."""
     return [*in_memory(), whole_process()]
 
 
 def in_memory() -> list[dict[str, Any]]:
-    """10,000 queries × 100 documents at five measures."""
+    """Evaluate 10,000 queries × 100 documents with five measures."""
     judgements, lists = world()
     ours = Qrels.from_dict(judgements), Run.from_dict(lists)
     theirs = pytrec_eval.RelevanceEvaluator(judgements, THEIRS)
@@ -63,13 +63,13 @@ def in_memory() -> list[dict[str, Any]]:
 
 
 def ranx_python() -> str | None:
-    """The interpreter that has ranx: the one named, or this one, or none."""
+    """Return the interpreter that has ranx: the one that ISTHMUS_RANX_PYTHON names, or this one, or None."""
     named = os.environ.get("ISTHMUS_RANX_PYTHON")
     return named or (sys.executable if importlib.util.find_spec("ranx") else None)
 
 
 def whole_process() -> dict[str, Any]:
-    """`isthmus evaluate` of two runs in a fresh process, beside ranx doing the same."""
+    """Time `isthmus evaluate` on two runs in a fresh process, beside the same with ranx."""
     python = ranx_python()
     with tempfile.TemporaryDirectory() as folder:
         files = dl19() or written(Path(folder))
@@ -86,7 +86,7 @@ def whole_process() -> dict[str, Any]:
 
 
 def world() -> tuple[dict[str, dict[str, int]], dict[str, dict[str, float]]]:
-    """Random judgements (80 a query, four in ten of the grades positive) and a random run over them."""
+    """Return random judgements (80 a query, four in ten with a positive grade) and a random run over them."""
     random = np.random.default_rng(0)
     names = np.array([f"doc{number:07d}" for number in range(POOL)], dtype=object)
     judgements: dict[str, dict[str, int]] = {}
@@ -100,14 +100,14 @@ def world() -> tuple[dict[str, dict[str, int]], dict[str, dict[str, float]]]:
 
 
 def dl19() -> list[str] | None:
-    """The TREC DL-19 judgements and two runs, where the real collections are at hand."""
+    """Return the paths of the TREC DL-19 judgements and of two runs; None unless ISTHMUS_DATA has them."""
     folder = Path(os.environ.get("ISTHMUS_DATA", "")) / "runs" / "trec-dl"
     names = ("qrels.dl19-passage.txt", "bm25.dl19.run", "colbert.dl19.run")
     return [str(folder / name) for name in names] if (folder / names[0]).is_file() else None
 
 
 def written(folder: Path) -> list[str]:
-    """Files of the same size, made up: 43 queries, 1,000 and 500 documents each."""
+    """Write random judgements and runs of DL-19's size: 43 queries, 1,000 and 500 documents each."""
     random = np.random.default_rng(1)
     files = [folder / "qrels.txt", folder / "first.run", folder / "second.run"]
     with open(files[0], "w") as stream:
@@ -125,25 +125,25 @@ def written(folder: Path) -> list[str]:
 
 
 def run(command: list[str]) -> None:
-    """A process that must succeed; what it prints is not shown."""
+    """Run a process without showing its output; CalledProcessError if it fails."""
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def best(work: Callable[[], object], repeats: int = 5) -> float:
-    """The shortest of several times, in seconds."""
+    """Return the shortest of several times, in seconds."""
     return min(seconds(work) for _ in range(repeats))
 
 
 def alternating(
     ours: Callable[[], object], theirs: Callable[[], object], repeats: int = 5
 ) -> tuple[float, float]:
-    """The shortest times of both, taken in turn so that a busy machine is busy for both."""
+    """Return the shortest times of both, measured in turn so that other load affects both alike."""
     pairs = [(seconds(ours), seconds(theirs)) for _ in range(repeats)]
     return min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long it takes once."""
+    """Return the wall-clock seconds of one call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began

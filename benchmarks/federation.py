@@ -1,9 +1,10 @@
 """Federated training beside Flower's Ray simulation with torch: time, processor time and memory of a round.
 
 100 silos, 10 a round, 5 epochs over 12,000 rows of 136 features each, a network 136-64-5, batches of 256.
-Both sides read one table that all silos share, so neither is timed loading data. Each runs in processes of
-its own, which are watched from outside: whatever carries our mark in its environment is counted. The peer
-needs an interpreter with torch and flwr[simulation], named by ISTHMUS_TORCH_PYTHON; without it there is none.
+Both sides read one table that all silos share, so that loading data is not timed. Each side runs in processes
+of its own, which are measured from outside: every process with the benchmark's mark in its environment
+counts. The peer needs an interpreter with torch and flwr[simulation], named by ISTHMUS_TORCH_PYTHON; without
+it only Isthmus is measured.
 
     python -m benchmarks.federation growth FOLDER    plots how a round's time grows with silos and with rows
 """
@@ -26,14 +27,14 @@ from benchmarks._rows import row
 
 CLIENTS, PER_ROUND, EPOCHS, BATCH, ROWS = 100, 10, 5, 256, 12_000
 WARM, TIMED = 2, 8
-ALL = WARM + TIMED + 1  # while the last one is trained, every process is still there to be looked at
+ALL = WARM + TIMED + 1  # one more round, so that all processes still run when they are measured
 MARK = "ISTHMUS_BENCH_MARK"
 PEER = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import _flower_torch as p; p.main()"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one round: seconds by the clock, seconds of processor, and the memory of all processes in MB."""
+    """Cost of one round: wall-clock seconds, processor seconds, and the memory of all processes in MB."""
 
     clock: float
     processor: float
@@ -41,7 +42,7 @@ class Cost:
 
 
 def main() -> list[dict[str, Any]]:
-    """The rows of the table."""
+    """Run this benchmark and return its rows."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _write_rows(folder)
@@ -69,7 +70,7 @@ def _write_rows(folder: Path) -> None:
 
 
 def _watch(command: list[str], folder: Path) -> Cost:
-    """Run a side; its lines "ROUND n" say when to look at its processes."""
+    """Run one side and measure its processes whenever it prints a line "ROUND n"."""
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     environment = {
         **os.environ,
@@ -96,7 +97,7 @@ def _watch(command: list[str], folder: Path) -> Cost:
 
 
 def _marked(mark: str) -> list[Path]:
-    """The processes that carry the mark."""
+    """Return the /proc folders of the processes with this mark in their environment."""
     wanted, found = f"{MARK}={mark}".encode(), []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -114,12 +115,12 @@ def _processor(mark: str) -> float:
             fields = (process / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        ticks += sum(int(fields[at]) for at in (11, 12, 13, 14))  # own and ended children's, user and system
+        ticks += sum(int(fields[at]) for at in (11, 12, 13, 14))  # utime, stime, cutime, cstime
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _memory(mark: str) -> float:
-    """Proportional set size, so that shared pages count once."""
+    """Return the proportional set size in MB, in which shared pages count once."""
     total = 0
     for process in _marked(mark):
         try:
@@ -131,7 +132,7 @@ def _memory(mark: str) -> float:
 
 
 def _ours(folder: Path) -> None:
-    """Our side of the protocol, through the same coordinator that `isthmus train` uses."""
+    """Run Isthmus's side of the protocol, through the same coordinator that `isthmus train` uses."""
     features, grades = (np.load(folder / f"{name}.npy") for name in ("features", "grades"))
     _train(
         _table(features, grades),
@@ -178,7 +179,7 @@ def _train(
 
 
 def growth(folder: Path) -> None:
-    """Plot processor time of a round against silos a round, 10 to 1,000, and against rows a silo."""
+    """Plot processor time per round against silos per round, 10 to 1,000, and against rows per silo."""
     from isthmus.report import Series, line_plot
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -203,13 +204,13 @@ def _round_cost(rows: int, *, per_round: int) -> float:
         per_round=per_round,
         rounds=4,
         after=lambda state: moments.append(time.process_time()),
-        workers=1,  # this process, whose time is measured
+        workers=1,  # in this process, whose time is measured
     )
     return min(np.diff(moments).tolist())
 
 
 def _idle(silos: int, *, repeats: int = 15) -> float:
-    """Milliseconds per silo that only hands the model back, at its best."""
+    """Return milliseconds per silo that only returns the model, the least of several rounds."""
     from flwr.app import Message, MessageType
     from flwr.clientapp import ClientApp
 

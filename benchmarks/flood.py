@@ -1,10 +1,11 @@
 """A flood beside ordinary users: bad keys, slow bodies, endless headers, garbage, and a hostile silo.
 
 The broker and the nodes are those of `search_load`, with an API key for each of twenty users, who pause a
-second between searches. For a third of the time they search alone; then strangers at eight other addresses do
-their worst, at the broker's port and at the nodes', and one of the four silos turns hostile, all in a process
-of their own. No search may fail or miss one of the three honest silos, the slowest hundredth may take at most
-twice as long as before, the first second of the flood included, and memory must stay where it is.
+second between searches. For a third of the time they search undisturbed; then unauthorised clients at eight
+other addresses attack the broker's port and the nodes', and one of the four silos turns hostile, all in a
+process of their own. No search may fail or miss one of the three honest silos, the slowest hundredth may take
+at most twice as long as before, the first second of the flood included, and memory must stay level.
+
 `python -m benchmarks.flood 5000 300` prints the table and ends with status 1 if a goal is
 missed; `python -m benchmarks.flood 150 20` is a rehearsal with fewer documents and seconds.
 """
@@ -39,7 +40,7 @@ LIMIT_RATIO, LIMIT_GROWTH = 2.0, 1.1
 
 @dataclass(frozen=True)
 class Part:
-    """The quiet part or the flooded one: milliseconds of searches, megabytes, and processor seconds."""
+    """Measurements of the quiet or the flooded part: search times in ms, memory in MB, processor seconds."""
 
     seconds: float
     times: list[float]
@@ -47,17 +48,17 @@ class Part:
     processor: dict[str, float]
 
     def percentile(self, number: int) -> float:
-        """Of the times of searches."""
+        """Return this percentile of the search times in milliseconds."""
         return statistics.quantiles(self.times, n=100)[number - 1]
 
     def busy(self, *names: str) -> float:
-        """The percentage of one processor that these processes used."""
+        """Return the share of one processor that these processes used, in percent."""
         return 100 * sum(self.processor[name] for name in names) / self.seconds
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What the users saw, and how often strangers came."""
+    """Measurements of both parts, failed searches, and the strangers' attempts by kind."""
 
     quiet: Part
     flooded: Part
@@ -65,7 +66,7 @@ class Trial:
     attempts: Counter[str]
 
     def rows(self) -> list[dict[str, Any]]:
-        """The goals."""
+        """Return the benchmark's rows, with their goals."""
         slowest = self.flooded.percentile(99) / self.quiet.percentile(99)
         during = self.flooded.memory
         growth = during[-1] / statistics.median(during[: max(1, len(during) // 5)])
@@ -75,7 +76,7 @@ class Trial:
         ]
 
     def table(self) -> str:
-        """All that was measured, as text."""
+        """Format all measurements as a text table."""
         parts = (self.quiet, self.flooded)
         lines = [
             ("", "quiet", "flooded"),
@@ -105,7 +106,7 @@ class Trial:
 
 @dataclass
 class Seen:
-    """What the users of one part saw."""
+    """Measurements of the current part while users search."""
 
     began: float = field(default_factory=time.monotonic)
     times: list[float] = field(default_factory=list)
@@ -113,7 +114,7 @@ class Seen:
     processor: dict[str, float] = field(default_factory=dict)
 
     def part(self, processor: dict[str, float]) -> Part:
-        """All of it; `processor` is what the processes have used by now."""
+        """Return the finished part; `processor` has the processor seconds of the processes until now."""
         used = {name: seconds - self.processor[name] for name, seconds in processor.items()}
         return Part(time.monotonic() - self.began, self.times, self.memory, used)
 
@@ -121,7 +122,7 @@ class Seen:
 def main(
     documents: int = 5_000, seconds: float = 60.0, deadline_ms: int = DEADLINE_MS
 ) -> list[dict[str, Any]]:
-    """Every row of this benchmark; smaller numbers, and a longer deadline, make a rehearsal."""
+    """Run this benchmark and return its rows; smaller numbers, and a longer deadline, make a rehearsal."""
     done = trial(documents, seconds, deadline_ms)
     print(done.table(), file=sys.stderr)
     if done.failures:
@@ -130,7 +131,7 @@ def main(
 
 
 def trial(documents: int = 5_000, seconds: float = 300.0, deadline_ms: int = DEADLINE_MS) -> Trial:
-    """Users alone for a third of the time, and beside the flood for the rest."""
+    """Let users search undisturbed for a third of the time, and beside the flood for the rest."""
     gate = free_ports(1)[0]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -173,7 +174,7 @@ async def _trial(silos: Silos, orders: Connection, tokens: list[str], times: tup
 async def _user(
     silos: Silos, token: str, questions: list[dict[str, Any]], parts: list[Seen], failures: list[str]
 ) -> None:
-    """Somebody who searches, reads, and searches again."""
+    """Search repeatedly as one user, with a pause after each answer; record times and failures."""
     honest = set(NAMES) - {HOSTILE}
     await asyncio.sleep(PAUSE * random.random())
     async with silos.client(token) as client:

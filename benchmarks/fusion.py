@@ -1,12 +1,13 @@
-"""Fusing and calibrating: beside ranx, warm and as whole processes, and beside exact gradient boosting.
+"""Fusion beside ranx, warm and as whole processes; calibration beside exact gradient boosting.
 
 Two runs of 1,000 queries × 1,000 documents that share half their documents. ranx runs under the interpreter
 that ISTHMUS_RANX_PYTHON names, or under this one if it is installed here; it is compiled and warm before it
-is timed, in turn with ours. QueryFeature's peer is scikit-learn's GradientBoosting with the paper's
-parameters on the same features; it takes many minutes on a million pairs, so it grows a tenth of its trees
-and counts ten times (its time is proportional to trees), or all of them with ISTHMUS_BENCH_FULL=1. Ranking
-the labels of every tweet has no peer: in each of ten folds BM25 neighbours, words and latent semantics are
-learned from the training part, stacked on the validation part and asked about the test part.
+is timed, in turn with Isthmus. QueryFeature's peer is scikit-learn's GradientBoosting with the paper's
+parameters on the same features. It takes many minutes on a million pairs, so only a tenth of its trees is
+grown and the time is multiplied by ten (it is proportional to the number of trees); with ISTHMUS_BENCH_FULL=1
+all are grown. Ranking the labels of every tweet has no peer: in each of ten folds rankers by BM25 neighbours,
+words and latent semantics are fitted on the training part, stacked on the validation part and applied to the
+test part.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ fuse(runs=runs, method="mnz", norm="min-max").save(sys.argv[3], kind="trec")
 
 
 def main() -> list[dict[str, Any]]:
-    """Every row of this benchmark."""
+    """Run this benchmark and return its rows."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         runs = [made(seed, QUERIES, DEPTH) for seed in (1, 2)]
@@ -73,7 +74,7 @@ def main() -> list[dict[str, Any]]:
 
 
 def made(seed: int, queries: int, depth: int) -> Run:
-    """A random run; two of different seeds share about half of every list."""
+    """Return a random run; two with different seeds share about half of every list."""
     shared, own = np.random.default_rng(0), np.random.default_rng(seed)
     lists = np.stack([shared.choice(POOL, 2 * depth, replace=False) for _ in range(queries)])
     chosen = np.argsort(own.random(lists.shape), axis=1)[:, :depth]
@@ -90,7 +91,7 @@ def made(seed: int, queries: int, depth: int) -> Run:
 
 
 def warm(runs: list[Run], files: list[str], python: str | None) -> list[dict[str, Any]]:
-    """Both in memory, both warm."""
+    """Time both libraries in memory, warmed up."""
     ways = {"comb-mnz": "fuse 2 × 1k×1k, CombMNZ + min-max, warm (s)", "rrf": "fuse 2 × 1k×1k, RRF, warm (s)"}
     if python is None:
         times = {way: min(seconds(lambda way=way: fuse(runs, way)) for _ in range(5)) for way in ways}
@@ -126,7 +127,7 @@ def _ask(asked: IO[str], told: IO[str], way: str) -> float:
 
 
 def whole(files: list[str], folder: Path, python: str | None) -> dict[str, Any]:
-    """Two TREC files to a fused TREC file, each in a fresh process."""
+    """Time fusing two TREC files into a TREC file, each side in a fresh process."""
     out = str(folder / "fused.run")
     ours = [sys.executable, "-m", "isthmus", "fuse", *files, "--method", "comb-mnz", "-o", out]
     title = "two TREC files to a fused one, whole process (s)"
@@ -144,7 +145,7 @@ def whole(files: list[str], folder: Path, python: str | None) -> dict[str, Any]:
 
 
 def ten_million() -> list[dict[str, Any]]:
-    """Ten million rows in two runs, within half a minute."""
+    """Time fusing ten million rows in two runs; the limit is half a minute."""
     runs = [made(seed, 5_000, DEPTH) for seed in (1, 2)]
     limit = 30.0
     rows = []
@@ -155,7 +156,7 @@ def ten_million() -> list[dict[str, Any]]:
 
 
 def query_feature() -> dict[str, Any]:
-    """Fit and predict a million pairs in lists of a hundred."""
+    """Time fitting and predicting a million pairs in lists of a hundred."""
     from sklearn.ensemble import GradientBoostingClassifier
 
     random = np.random.default_rng(0)
@@ -177,20 +178,20 @@ def query_feature() -> dict[str, Any]:
 
 
 def tweets(folder: Path) -> list[dict[str, Any]]:
-    """All 6,997 tweets, each ranked by retrievers and a stack that did not see it, within two minutes."""
+    """Time ranking labels for all 6,997 tweets, each by models fitted without it; limit: two minutes."""
     from isthmus.corpora import available
 
     if not available().get("twitter"):
         print("· the tweets are not here (set ISTHMUS_DATA): their labels are not ranked", file=sys.stderr)
         return []
-    with patch.dict(os.environ, ISTHMUS_CACHE=str(folder)):  # nothing is known beforehand
+    with patch.dict(os.environ, ISTHMUS_CACHE=str(folder)):  # an empty cache
         ranked: list[int] = []
         took = seconds(lambda: ranked.extend(_ranked_tweets(fold) for fold in range(10)))
     return [limited(f"label ranking of all {sum(ranked):,} tweets end to end (s)", took, 120.0)]
 
 
 def _ranked_tweets(fold: int) -> int:
-    """The test tweets of one fold, from texts to a fused list of labels; how many there are."""
+    """Rank the labels of one fold's test tweets, from texts to fused lists. Returns the number of tweets."""
     from isthmus.classification import Bm25Neighbours, Encoded, OneVsRest, Panel, Words, as_run
     from isthmus.encoders import Lsa
     from isthmus.fusion import Stacked

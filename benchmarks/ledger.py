@@ -1,10 +1,12 @@
-"""The ledger after a million charges: one document, a whole collection, an answer that is paid already; and
-the audit log: what an entry costs a search, and ten thousand verified.
+"""The ledger after a million charges, and the audit log: times of charges, entries and verification.
 
-A charge is on disk when it returns, and so is the tally that tells how far the ledger has come: it waits for
-two syncs, one after the other, and no charge that lasts can be faster. So the first row stands beside two
-bare syncs of as many bytes in the same runs; the row below is the processor's part of it. The shortest of
-several runs counts: a busy neighbour delays every sync.
+Charged are one document, a whole collection, and an answer that is paid already. In the audit log, an entry
+for a search and the verification of ten thousand entries are timed.
+
+A charge is on disk when it returns, and so is the tally that records how far the ledger has come. A charge
+therefore waits for two syncs, one after the other, and no durable charge can be faster. So the first row is
+compared with two bare syncs of as many bytes in the same runs; the second row is its processor time. The
+shortest of several runs counts, since other load on the machine delays every sync.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from isthmus.service import AuditLog, AuditSettings, verify_audit
 DOCUMENTS, CHARGES = 40_000, 1_000_000
 RUNS, CHARGES_A_RUN = 20, 25
 SYNCED = 32 * 1024
-"""Bytes that a charge of one document writes, eight pages or so."""
+"""Bytes that a charge of one document writes: about eight pages."""
 TALLY = 69
 """Bytes of the tally."""
 
 
 def main() -> list[dict[str, Any]]:
-    """Every row of this benchmark."""
+    """Run this benchmark and return its rows."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Ledger(Path(folder) / "bench.ledger", Budget(1e6)) as ledger,
@@ -55,7 +57,7 @@ def main() -> list[dict[str, Any]]:
 
 
 def audit_log() -> list[dict[str, Any]]:
-    """What an entry of ten hits costs, and the check of all entries, in processor time."""
+    """Time an entry of ten hits, and the verification of all entries, in processor time."""
     with tempfile.TemporaryDirectory() as folder:
         log = AuditLog(Path(folder), AuditSettings())
         hits = [f"document-{number}" for number in range(10)]
@@ -76,13 +78,16 @@ def audit_log() -> list[dict[str, Any]]:
 
 
 def one_by_one(ledger: Ledger, covered: Covered, beside: Path) -> tuple[float, float, float]:
-    """Median processor time and duration of a single charge and of a bare sync, each in its best run."""
+    """Return the median processor time and duration of a charge, and the median duration of a bare sync.
+
+    All in seconds, each from its best run.
+    """
     medians: list[tuple[float, ...]] = []
     with open(beside, "wb", buffering=0) as stream:
         for run in range(RUNS):
             times = []
             for number in range(run * CHARGES_A_RUN, (run + 1) * CHARGES_A_RUN):
-                row = (7919 * number) % DOCUMENTS  # a prime step visits pages at random
+                row = (7919 * number) % DOCUMENTS  # a prime step: the pages visited are spread
                 one = Covered(covered.documents[row : row + 1], covered.versions[row : row + 1])
                 asked = cost(100 + number, shared=False)
                 began = time.thread_time(), time.perf_counter()
@@ -95,21 +100,21 @@ def one_by_one(ledger: Ledger, covered: Covered, beside: Path) -> tuple[float, f
 
 
 def synced(stream: IO[bytes]) -> None:
-    """Write as much as a charge and its tally do, over the same place, and wait until the disk has each."""
+    """Write as many bytes as a charge and its tally do, at the same place, and wait until each is on disk."""
     for size in (SYNCED, TALLY):
         os.pwrite(stream.fileno(), os.urandom(size), 0)
         os.fdatasync(stream.fileno())
 
 
 def cost(number: int, *, shared: bool = True) -> Cost:
-    """A release of its own name."""
+    """Return the cost of a release with its own noise, numbered `number`."""
     return Cost(
         "one_shot" if shared else "scalar", ("body",), 0.5, 2.0, 4.0, f"noise {number}", shared=shared
     )
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long it takes once."""
+    """Return the wall-clock seconds of one call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began

@@ -1,8 +1,8 @@
 """Reading a LETOR file of 200 MB, and opening it from the cache, beside scikit-learn's reader.
 
-The rows are the MSLR sample's, if ISTHMUS_DATA has it, else made up in its likeness; they are repeated
-under new query ids until the file is large enough. All times are of the same file in the same process,
-the best of alternating rounds.
+The rows are the MSLR sample's if ISTHMUS_DATA has it, else random rows of the same shape; they are repeated
+under new query ids until the file is large enough. All times are of the same file in the same process, the
+best of alternating rounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FEATURES = 136
 
 
 def main() -> list[dict[str, Any]]:
-    """The two rows of this benchmark."""
+    """Run this benchmark and return its two rows."""
     from sklearn.datasets import load_svmlight_file
 
     with tempfile.TemporaryDirectory() as folder:
@@ -49,14 +49,14 @@ def main() -> list[dict[str, Any]]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long it takes by the clock on the wall."""
+    """Return the wall-clock seconds of one call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def write_rows(path: Path) -> str:
-    """Write the file and say what its rows are."""
+    """Write the file and return a description of its rows."""
     sample = Path(os.environ.get("ISTHMUS_DATA", "")) / "letor" / "mslr-fold1-sample" / "train.txt"
     real = sample.is_file()
     rows = sample.read_bytes() if real else made_up()
@@ -67,7 +67,7 @@ def write_rows(path: Path) -> str:
 
 
 def made_up(rows: int = 5000) -> bytes:
-    """Rows with MSLR's shape: 136 features, half of them counts, half of them six-digit decimals."""
+    """Return random rows of MSLR's shape: 136 features, half of them counts, half six-digit decimals."""
     rng = Streams(0)("made-up rows")
     counts = rng.geometric(0.05, (rows, FEATURES // 2)) - 1
     weights = rng.normal(0, 10, (rows, FEATURES // 2))

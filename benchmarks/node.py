@@ -6,15 +6,16 @@
     python -m benchmarks.node growth      from ten thousand to a million, as docs/sizing.py draws it
     python -m benchmarks.node recall      its first hundred and first ten beside those of an exact index
 
-Documents have 65 words by Zipf's law over 60,000, queries four of them, so that a query meets long postings.
-All times are of the processor, PostgreSQL's of its own process; a node and bare tantivy take turns, and the
-least of three times counts, for whatever else runs only adds to it. Vectors are no part of it.
+Documents have 65 words drawn by Zipf's law from 60,000, queries have four, so that queries meet long postings
+lists. All times are processor time, PostgreSQL's that of its own process. A node and bare tantivy are
+measured in turn and the least of three times counts, since other load only adds to it. Vectors are not
+measured.
 
-What each does: a node stores every document in SQLite under its id, and counts its terms by field in rows of
-its own; both stem, index with positions, and commit to disk after every 20,000 documents. Bare tantivy stores
-texts, and knows nothing of ids that come again, changes, fields or crashes between two stores. Its search
-gives a hundred hits by its BM25 and ten snippets; a node's gives those in the exact order, with the sixteen
-features of all hundred and every hit's explanation.
+The engines differ in their work: a node stores every document in SQLite under its id, and counts its terms by
+field in rows of its own; node and tantivy both stem, index with positions, and commit to disk after every
+20,000 documents. Bare tantivy stores texts, but does not handle repeated ids, changes, fields or crashes
+between two stores. Its search returns a hundred hits by its BM25 and ten snippets; a node's search returns
+these in the exact order, with the sixteen features of all hundred and every hit's explanation.
 """
 
 from __future__ import annotations
@@ -47,23 +48,23 @@ from isthmus.tables import Documents, Queries, Run
 DOCUMENTS, MANY, WORDS, LENGTH = 40_000, 200_000, 60_000, 65
 QUERIES, DEPTH, SHOWN, ROUNDS = 300, 100, 10, 3
 INDEXING, SEARCHING = 1 / 2, 1 / 2.5
-"""Goals: at most twice tantivy's time for indexing, two and a half times for a search."""
+"""Goals as ratios: at most twice tantivy's time for indexing, two and a half times for a search."""
 MILLION, SECONDS, P99_MS, GIGABYTES, OPEN_SECONDS = 1_000_000, 600.0, 60.0, 1.5, 2.0
-"""Processor time of two cores in five minutes; a search; memory; starting again."""
+"""Limits: processor time of two cores in five minutes; a search (ms); memory (GB); opening again (s)."""
 GROWTH = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 NO_VECTORS = EncoderSettings("none")
 COLLECTIONS = ("cran", "npl", "cisi", "pydocs")
 RECALL, SAME, APART = 0.999, 0.999, 1e-6
-"""Of an exact index's first hundred; queries with the same first ten; and how far scores may be apart."""
+"""Goals: share of an exact index's first 100; share of queries with the same first 10; gap in scores."""
 
 
 def main(*counts: int) -> list[dict[str, Any]]:
-    """Every row of this benchmark, for each number of documents."""
+    """Run this benchmark for each number of documents and return its rows."""
     return [row for count in counts or (DOCUMENTS, MANY) for row in beside_peers(count)]
 
 
 def beside_peers(count: int) -> list[dict[str, Any]]:
-    """The costs of a node of so many documents beside those of its peers."""
+    """Measure the costs of a node with `count` documents beside those of its peers."""
     (ours, bare), rows = _in_turns(("ours", "tantivy"), count), []
     goals = {"index": INDEXING, "search": SEARCHING}
     units = {"index": "s", "search": "ms"}
@@ -86,7 +87,7 @@ def beside_peers(count: int) -> list[dict[str, Any]]:
 
 
 def million(count: int = MILLION) -> list[dict[str, Any]]:
-    """The limits at a million documents."""
+    """Measure a node with a million documents against the limits."""
     ours = _apart("ours", count)
     limits = {
         "index": ("indexing (s of processor time)", SECONDS),
@@ -101,7 +102,7 @@ def million(count: int = MILLION) -> list[dict[str, Any]]:
 
 
 def growth() -> dict[str, dict[str, dict[str, float]]]:
-    """The costs of a node and of bare tantivy from ten thousand documents to a million, by number."""
+    """Return the costs of a node and of bare tantivy, by number of documents, ten thousand to a million."""
     costs: dict[str, dict[str, dict[str, float]]] = {"node": {}, "tantivy": {}}
     for size in GROWTH:
         for name, who in (("node", "ours"), ("tantivy", "tantivy")):
@@ -111,7 +112,7 @@ def growth() -> dict[str, dict[str, dict[str, float]]]:
 
 
 def recall() -> list[dict[str, Any]]:
-    """How much of an exact index's hits a node finds, over collections and documents by Zipf's law."""
+    """Measure how many of an exact index's hits a node returns, on collections and on texts by Zipf's law."""
     rows = []
     for name in COLLECTIONS:
         corpus = load(name)
@@ -123,7 +124,7 @@ def recall() -> list[dict[str, Any]]:
 
 
 def _recalled(name: str, documents: Documents, texts: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The rows of one collection; queries for which an exact index has no hit are left out."""
+    """Return the rows of one collection; queries for which an exact index has no hit are left out."""
     ids = tuple(map(str, range(len(texts))))
     queries = Queries(ids, texts, np.zeros(len(ids), dtype=np.int64), ("test",) * len(ids))
     exact = BM25().index(documents).search(queries, DEPTH)
@@ -150,7 +151,7 @@ def _recalled(name: str, documents: Documents, texts: tuple[str, ...]) -> list[d
 
 
 def _of_query(run: Run, query: str) -> dict[str, float]:
-    """The scores of a query's documents by id, best first."""
+    """Return the scores of a query's documents by id, best first."""
     if query not in run.queries:
         return {}
     at = run.queries.index(query)
@@ -159,14 +160,14 @@ def _of_query(run: Run, query: str) -> dict[str, float]:
 
 
 def _hits(index: Index, text: str) -> dict[str, float]:
-    """The same of a node."""
+    """Return a node's scores for a query by document id, best first."""
     candidates = index.snapshot.find(text, DEPTH)
     order = Bm25Scorer().score(index.snapshot, candidates).order.tolist()
     return {candidates.documents[at]: float(candidates.scores["bm25"][at]) for at in order}
 
 
 def _apart(who: str, count: int) -> dict[str, float]:
-    """One engine's costs, in a process of its own: its memory is its own."""
+    """Measure one engine in a process of its own, which gives it memory of its own."""
     command = [sys.executable, "-m", "benchmarks.node", "measure", who, str(count)]
     with tempfile.TemporaryDirectory(prefix="isthmus-bench-") as folder:
         done = subprocess.run([*command, folder], stdout=subprocess.PIPE, check=True)
@@ -175,7 +176,7 @@ def _apart(who: str, count: int) -> dict[str, float]:
 
 
 def _in_turns(who: Sequence[str], count: int) -> list[dict[str, float]]:
-    """The least of each cost over a few rounds, in which all take their turn."""
+    """Measure engines in turn for a few rounds. Returns the least of each cost."""
     rounds = [[_apart(each, count) for each in who] for _ in range(ROUNDS)]
     return [
         {name: min(costs[name] for costs in of_one) for name in of_one[0]}
@@ -200,7 +201,7 @@ def _documents(count: int) -> Iterator[Draft]:
 
 
 def _without_texts(count: int, take: Callable[[list[Draft]], None]) -> float:
-    """Processor time of taking all documents, without that of making them up."""
+    """Return the processor seconds that `take` needs for all documents, without those of generating them."""
     spent, batch = 0.0, 20_000
     source = _documents(count)
     while drafts := [draft for draft, _ in zip(source, range(batch), strict=False)]:
@@ -211,7 +212,7 @@ def _without_texts(count: int, take: Callable[[list[Draft]], None]) -> float:
 
 
 def _searches(search: Callable[[str], object]) -> list[float]:
-    """Milliseconds of processor time of every search, warm."""
+    """Return the processor milliseconds of every search, after warming up."""
     texts = list(zipf_texts(QUERIES, 4, 1))
     for text in texts[:50]:
         search(text)
@@ -224,16 +225,16 @@ def _searches(search: Callable[[str], object]) -> list[float]:
 
 
 class Featured(Bm25Scorer):
-    """BM25's order, after all features of every candidate."""
+    """Scores by BM25, but first computes all features of every candidate."""
 
     def score(self, snapshot: Any, candidates: Any) -> Scored:
-        """The candidates that BM25 returned."""
+        """Compute the candidates' features, then score them by BM25."""
         snapshot.features(candidates)
         return super().score(snapshot, candidates)
 
 
 def ours(count: int, folder: Path) -> dict[str, float]:
-    """A node's store and index, and its searcher."""
+    """Measure a node's store, index and searcher."""
     store = SqliteStore(folder / "documents.db")
     index = Index(folder / "index", store, encoder=NO_VECTORS)
 
@@ -269,7 +270,7 @@ def ours(count: int, folder: Path) -> dict[str, float]:
 
 
 def bare_tantivy(count: int, folder: Path) -> dict[str, float]:
-    """tantivy as its documentation has it: stored text, its English stemmer, positions, its snippets."""
+    """Measure tantivy as in its documentation: stored text, its English stemmer, positions, its snippets."""
     import tantivy
 
     builder = tantivy.SchemaBuilder()
@@ -305,7 +306,10 @@ def bare_tantivy(count: int, folder: Path) -> dict[str, float]:
 
 
 def bm25s_in_memory(count: int, folder: Path) -> dict[str, float]:
-    """bm25s with its own tokeniser and PyStemmer: every document's scores, no text, no change afterwards."""
+    """Measure bm25s with its own tokeniser and PyStemmer: it scores every document and stores no texts.
+
+    Its index cannot be changed afterwards.
+    """
     import bm25s
     from Stemmer import Stemmer
 
@@ -324,7 +328,7 @@ def bm25s_in_memory(count: int, folder: Path) -> dict[str, float]:
 
 
 def postgres(count: int, folder: Path) -> dict[str, float]:
-    """PostgreSQL's full-text search with a GIN index, ranks and headlines; nothing without a server."""
+    """Measure PostgreSQL's full-text search with a GIN index, ranks and headlines; empty without a server."""
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not programs:
         print("· no PostgreSQL server here", file=sys.stderr)
@@ -354,17 +358,17 @@ def postgres(count: int, folder: Path) -> dict[str, float]:
 
 
 def _spent_by(process: int) -> float:
-    """Seconds of processor time of a process."""
+    """Return the processor seconds that a process has used."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def _server(programs: Path) -> Iterator[str]:
-    """A PostgreSQL server of this benchmark's own, on a socket."""
+    """Start a PostgreSQL server for this benchmark on a Unix socket. Yields its connection string."""
     with tempfile.TemporaryDirectory(prefix="isthmus-pg-") as name:
         owner: dict[str, Any] = {}
-        if os.geteuid() == 0:  # which PostgreSQL refuses to run as
+        if os.geteuid() == 0:  # PostgreSQL refuses to run as root
             from pwd import getpwnam
 
             account = getpwnam("postgres")

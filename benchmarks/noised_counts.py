@@ -2,9 +2,10 @@
 
     ISTHMUS_DATA=… python benchmarks/noised_counts.py
 
-Documents are dealt into four silos by topic. What is learned from two thirds of the judged queries counts for
-the others; single words are counted as before anything is learned. The silo with the largest count is the one
-to turn to: how much of what the best silo has does it have?
+Documents are dealt into four silos by topic. A model learned from two thirds of the judged queries counts
+documents for the other third; single words are counted without a model. A searcher would turn to the silo
+with the largest count: measured is the number of relevant documents (or documents with the word) there, as a
+share of those in the best silo.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from isthmus.tables import Corpus
 
 SILOS, DRAWS, LEFT = 4, 400, 7.0
 WORDS, LEAST, MOST = 200, 10, 500
-"""Single words that are asked for, and in how many documents each stands."""
+"""Number of single words that are requested; each occurs in at least 10 and at most 500 documents."""
 EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 IMAGE = Path(__file__).resolve().parent.parent / "docs" / "images" / "noised-counts.svg"
 
 
 def by_topic(corpus: Corpus) -> IntArray:
-    """The silo of every document."""
+    """Return the silo of every document."""
     texts = [
         f"{title} {body}"
         for title, body in zip(corpus.documents.titles, corpus.documents.bodies, strict=True)
@@ -58,7 +59,7 @@ def by_topic(corpus: Corpus) -> IntArray:
 
 
 def opened(stack: ExitStack, folder: Path, name: str, corpus: Corpus, rows: IntArray) -> Node:
-    """A node with some of the documents, indexed."""
+    """Open a node with some of the documents and index them."""
     settings = NodeSettings(
         silo=name,
         folder=folder / name,
@@ -73,7 +74,7 @@ def opened(stack: ExitStack, folder: Path, name: str, corpus: Corpus, rows: IntA
 
 
 def learned(node: Node, corpus: Corpus, queries: list[int]) -> ModelScorer:
-    """What silos would learn together from the judgements of some queries."""
+    """Learn a model from the judgements of some queries, as silos would learn it together."""
     node.share(node.index.snapshot.exact_statistics("all", (TEXT,)).to_bytes())
     judged = {
         corpus.queries.texts[at]: {id: grade > 0 for id, grade in right.items()}
@@ -88,10 +89,11 @@ def learned(node: Node, corpus: Corpus, queries: list[int]) -> ModelScorer:
 
 
 def counted(name: str) -> dict[str, tuple[IntArray, IntArray]]:
-    """By kind of question: exact counts of every question in every silo, and what is sought there.
+    """Return, by kind of question, exact counts of every question in every silo and the true numbers sought.
 
-    Judged queries are counted by probability, and relevant documents are sought. Single words are counted as
-    before anything is learned, and documents that have them are sought.
+    For judged queries documents are counted by probability, and the numbers sought are those of relevant
+    documents. For single words documents are counted as before anything is learned, and the numbers sought
+    are those of documents with the word.
     """
     corpus = load(name)
     silos, grades = by_topic(corpus), corpus.qrels.to_dict()
@@ -128,7 +130,10 @@ def counted(name: str) -> dict[str, tuple[IntArray, IntArray]]:
 
 
 def share_first(counts: IntArray, sought: IntArray, rng: np.random.Generator) -> float:
-    """What lies in the silos with the largest counts, of what lies in the best ones; ties by lot."""
+    """Return the number sought in the silos with the largest counts, as a share of that in the best silos.
+
+    Ties between counts are broken at random.
+    """
     first = (counts + rng.random(counts.shape) * 0.5).argmax(axis=1)
     return float(sought[np.arange(len(first)), first].sum() / sought.max(axis=1).sum())
 

@@ -1,9 +1,11 @@
 """Faults under load: a node is killed, one stopped, one answers garbage, one is slow; then all come back.
 
 The federation and the users are those of `search_load`. The broker reaches every node through a gate, which
-can delay what passes, or lead to a server that holds the node's own certificate and answers nonsense. The
-faults begin one after the other, until no silo is well; then all are mended. Every search must be answered
-within the deadline, every answer must name the silos that are ill, and in the end all must be used again.
+can delay traffic or lead it to a server that holds the node's own certificate and answers nonsense. The
+faults begin one after the other, until every silo is faulty; then all are repaired. Every search must be
+answered within the deadline, every answer must name the faulty silos, and in the end all silos must be used
+again.
+
 `python -m benchmarks.search_faults 150 200` is a rehearsal with fewer documents and searches.
 """
 
@@ -37,7 +39,7 @@ FAULTS = {"east": "killed", "north": "stopped", "south": "garbage", "west": "slo
 
 @dataclass(eq=False)
 class Gate:
-    """A forwarder of bytes before one node."""
+    """A TCP proxy before one node that can delay its traffic, or send it to the server of nonsense."""
 
     port: int
     node: int
@@ -46,11 +48,11 @@ class Gate:
     lines: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def serve(self) -> asyncio.Server:
-        """Begin to listen."""
+        """Start listening."""
         return await asyncio.start_server(self._pass, "127.0.0.1", self.port)
 
     def turn(self, mode: Literal["open", "slow", "garbage"]) -> None:
-        """Behave so from now on; standing lines are cut."""
+        """Switch to this mode and close the open connections."""
         self.mode = mode
         for line in list(self.lines):
             line.close()
@@ -79,7 +81,7 @@ class Gate:
 
 @dataclass
 class Watch:
-    """What the users saw: times, errors, and what was said of every ill silo."""
+    """What users saw: times in ms, errors, and the reported statuses of faulty silos."""
 
     ill: dict[str, float] = field(default_factory=dict)
     times: list[float] = field(default_factory=list)
@@ -87,7 +89,7 @@ class Watch:
     said: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def saw(self, began: float, status: int, silos: list[dict[str, Any]]) -> None:
-        """One answer to a search that was begun then."""
+        """Record an answer to a search that was sent at the time `began`."""
         self.times.append(1000 * (time.perf_counter() - began))
         if status != 200 or {each["silo"] for each in silos} != set(NAMES):
             self.errors.append(f"status {status}")
@@ -101,7 +103,7 @@ class Watch:
 
 
 def main(documents: int = 40_000, searches: int = 2_000) -> list[dict[str, Any]]:
-    """Every row of this benchmark; smaller numbers make a rehearsal."""
+    """Run this benchmark and return its rows; smaller numbers make a rehearsal."""
     ports = free_ports(2 * len(NAMES))
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -123,7 +125,10 @@ def main(documents: int = 40_000, searches: int = 2_000) -> list[dict[str, Any]]
 
 
 async def _hurt(silos: Silos, ports: list[int], searches: int) -> tuple[Watch, float]:
-    """Users search while faults begin, each after a sixth of the searches; then all are mended."""
+    """Let users search while faults begin, each after a sixth of the searches; then repair all.
+
+    Returns what users saw, and the seconds from the repair until every silo answered.
+    """
     gates = {
         name: Gate(port, node_port(silos.root, name), nonsense)
         for name, port, nonsense in zip(NAMES, ports[:4], ports[4:], strict=True)
@@ -165,7 +170,7 @@ async def _hurt(silos: Silos, ports: list[int], searches: int) -> tuple[Watch, f
         gate.turn("open")
     for server in servers:
         server.close()
-    await asyncio.sleep(0.1)  # for the cut lines to end
+    await asyncio.sleep(0.1)  # let the cut connections end
     return watch, back
 
 
@@ -193,7 +198,7 @@ def _mend(silos: Silos, gates: dict[str, Gate]) -> None:
 
 
 async def _nonsense(root: Path, name: str, port: int) -> asyncio.Server:
-    """A server with the node's own certificate and no sense."""
+    """Start a server with the node's own certificate that answers every request with nonsense."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, ssl.SSLError):

@@ -1,10 +1,10 @@
 """The whole service under load: nodes, a broker, and users who pause between searches.
 
 Four silos of 40,000 documents with twenty users, then fifty of 2,000 with four: each search asks every silo.
-Pauses are exponential, a second on average: pauses of one length would have all users come at once for ever
-after the first time that one search was slow.
-Every node and the broker is a process of its own; broker and nodes speak over mutual TLS on loopback. Memory
-is compared between a tenth of the searches and the end.
+Pauses are exponential with a mean of one second; with constant pauses, a single slow search would make all
+users search at the same time from then on. Every node and the broker is a process of its own; broker and
+nodes communicate over mutual TLS on loopback. Memory at the end is compared with that after a tenth of the
+searches.
 
     python -m benchmarks.search_load                    both
     python -m benchmarks.search_load 2000 1000 50 4     one: documents a silo, searches, silos, users
@@ -34,13 +34,13 @@ from benchmarks.node import zipf_texts
 USERS, PAUSE, ENCODER = 20, 1.0, "--encoder"
 LIMIT_MS, MANY_LIMIT_MS, LIMIT_GROWTH = 100.0, 250.0, 1.1
 MANY, MANY_USERS = 50, 4
-"""Silos of the second trial, and its users: each of their searches is fifty."""
+"""Silos and users of the second trial; each search sends fifty requests."""
 
 
 def main(
     documents: int = 0, searches: int = 5_000, silos: int = len(NAMES), users: int = USERS
 ) -> list[dict[str, Any]]:
-    """Every row of this benchmark; with documents one trial alone."""
+    """Run this benchmark and return its rows; with `documents`, a single trial of that size."""
     if not documents:
         return [*trial(40_000, searches, NAMES, USERS), *trial(2_000, 1_000, _names(MANY), MANY_USERS)]
     return trial(documents, searches, NAMES if silos == len(NAMES) else _names(silos), users)
@@ -51,7 +51,7 @@ def _names(count: int) -> tuple[str, ...]:
 
 
 def trial(documents: int, searches: int, names: Sequence[str], users: int) -> list[dict[str, Any]]:
-    """One federation under load; a RuntimeError if any search did not hear from every silo."""
+    """Load one federation and return its rows; RuntimeError if a search lacks the answer of a silo."""
     dense = ENCODER in sys.argv
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -76,7 +76,7 @@ def trial(documents: int, searches: int, names: Sequence[str], users: int) -> li
 
 
 async def _load(silos: Silos, searches: int, users: int) -> tuple[list[float], int, float]:
-    """Milliseconds of every search, how many did not hear from every silo, and how memory grew."""
+    """Return the milliseconds of every search, the number that lack a silo's answer, and memory growth."""
     questions = list(zipf_texts(2_000, 4, 99))
     times: list[float] = []
     failures, early, numbers, pauses = 0, 0.0, count(), random.Random(7)

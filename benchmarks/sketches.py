@@ -1,10 +1,9 @@
 """Sketching, answering and features at the size of a large silo: 40,000 documents of 1,000 words.
 
-The peer of sketching is Apache DataSketches' Count-Min, one sketch of the same size a document, fed word by
-word from Python. It would take minutes, so it gets a sample of the documents and its time counts in
-proportion; making its sketches is not counted. Ours starts where it does: from words that are cut already.
-Answering is the whole way of a question with two decoys a word: asked, charged to a ledger on disk, answered,
-and recovered.
+The peer of sketching is Apache DataSketches' Count-Min, with one sketch of the same size per document, fed
+word by word from Python. That would take minutes, so it gets a sample of the documents and its time is scaled
+up; creating its sketches is not timed. Both sides start from words that are cut already. Answering covers a
+whole question with two decoys per word: asked, charged to a ledger on disk, answered, and recovered.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from isthmus.text import Tokens
 
 DOCUMENTS, WORDS, VOCABULARY = 40_000, 1_000, 50_000
 SAMPLE = 200
-"""Documents that the peer gets."""
+"""Number of documents that the peer gets."""
 QUERIES, DEPTH, QUERY_WORDS = 1_000, 1_000, 5
 KEY = bytes(range(32))
 
 
 def main() -> list[dict[str, Any]]:
-    """Every row of this benchmark."""
+    """Run this benchmark and return its rows."""
     body = texts(DOCUMENTS, WORDS)
     family = HashFamily(KEY, 1, width_for(body.lengths))
     rows = [*building(body, family), *memory(body, family)]
@@ -49,7 +48,7 @@ def main() -> list[dict[str, Any]]:
 
 
 def texts(documents: int, words: int, seed: int = 0) -> Tokens:
-    """Zipfian texts of so many words each."""
+    """Return texts of `words` words each, drawn by Zipf's law."""
     rng = np.random.default_rng(seed)
     chance = 1.0 / np.arange(1, VOCABULARY + 1)
     edges = np.cumsum(chance / chance.sum())
@@ -60,7 +59,7 @@ def texts(documents: int, words: int, seed: int = 0) -> Tokens:
 
 
 def building(body: Tokens, family: HashFamily) -> list[dict[str, Any]]:
-    """Seconds for all documents, and words a second."""
+    """Time sketching all documents: in seconds, and in words per second."""
     ours = min(seconds(lambda: CountMin.of(body, family)) for _ in range(5))
     peer = fed(body, family) * len(body) / SAMPLE
     total = len(body.terms)
@@ -74,7 +73,7 @@ def building(body: Tokens, family: HashFamily) -> list[dict[str, Any]]:
 
 
 def fed(body: Tokens, family: HashFamily) -> float:
-    """How long the peer takes for the sample, the best of three."""
+    """Return the peer's seconds for the sample, the best of five."""
     from datasketches import count_min_sketch
 
     vocabulary = body.terms.words
@@ -95,7 +94,7 @@ def fed(body: Tokens, family: HashFamily) -> float:
 
 
 def memory(body: Tokens, family: HashFamily) -> list[dict[str, Any]]:
-    """Bytes a document, kept and at the peak of building, beside those of a quarter of the documents."""
+    """Measure bytes per document, stored and at the peak of building, beside those with a quarter of them."""
     quarter = len(body) // 4
     some = Tokens(
         Ids(frozen(body.terms.codes[: int(body.offsets[quarter])]), body.terms.vocabulary),
@@ -110,7 +109,7 @@ def memory(body: Tokens, family: HashFamily) -> list[dict[str, Any]]:
 
 
 def held(tokens: Tokens, family: HashFamily) -> tuple[float, float]:
-    """Bytes a document of the sketches, and of all that is allocated while they are built."""
+    """Return bytes per document: of the sketches, and of all that is allocated while they are built."""
     gc.collect()
     tracemalloc.start()
     sketch = CountMin.of(tokens, family)
@@ -121,7 +120,7 @@ def held(tokens: Tokens, family: HashFamily) -> tuple[float, float]:
 
 
 def answering(body: Tokens, sketch: CountMin, path: Path) -> list[dict[str, Any]]:
-    """A question of ten words about all documents, paid for once and asked again."""
+    """Time a question of ten words about all documents: the first time, when it is charged, and repeated."""
     names = [f"silo/{number}" for number in range(len(body))]
     with Ledger(path, Budget()) as ledger:
         covered = ledger.versions(names, [fingerprint(name) for name in names])
@@ -145,7 +144,7 @@ def answering(body: Tokens, sketch: CountMin, path: Path) -> list[dict[str, Any]
 
 
 def features(body: Tokens) -> list[dict[str, Any]]:
-    """All sixteen features of a million pairs."""
+    """Time all sixteen features of a million pairs."""
     rng = np.random.default_rng(1)
     queries = texts(QUERIES, QUERY_WORDS, seed=2)
     title = ExactCounts.of(texts(len(body), 10, seed=3))

@@ -1,10 +1,10 @@
-"""Nearest vectors: our index beside a graph by faiss, both over int8, at the same recall.
+"""Nearest vectors: Isthmus's index beside a graph by faiss, both over int8, at the same recall.
 
     python -m benchmarks.vectors 1000000      another number of vectors
 
-Vectors are those of sentences, of the built-in collection and of others under ISTHMUS_DATA: by bge-small
-where it is installed, by latent semantic analysis where not. Up to the number wanted they are mixed,
-v + 0.35·(v′ − v″), of unit length. Queries are those of the collections. Times are of one thread.
+Vectors encode sentences of the built-in collection, and of others under ISTHMUS_DATA, by bge-small if it is
+installed, else by latent semantic analysis. Further vectors up to the requested number are mixtures v +
+0.35·(v′ − v″) of these, of unit length. Queries are those of the collections. Times are of one thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Rows = NDArray[np.float32]
 
 
 def main(count: int = COUNT) -> list[dict[str, Any]]:
-    """Every row of this benchmark."""
+    """Run this benchmark and return its rows."""
     known, queries = _encoded()
     nearest = _nearest(known, queries, count)
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ def main(count: int = COUNT) -> list[dict[str, Any]]:
 
 
 def _encoded() -> tuple[Rows, Rows]:
-    """Vectors of sentences and of queries."""
+    """Return vectors of sentences and of queries."""
     names = ["pydocs"] + [name for name in ("npl", "cran", "med", "cisi") if "ISTHMUS_DATA" in os.environ]
     sentences, asked = dict[str, None](), list[str]()
     for name in names:
@@ -82,7 +82,7 @@ def _encoder(texts: list[str]) -> Any:
 
 
 def _batch(known: Rows, start: int, end: int) -> Rows:
-    """Rows of the collection that is searched: as they were encoded first, then mixed."""
+    """Return rows `start` to `end` of the searched collection: the encoded sentences first, then mixtures."""
     rng, own = np.random.default_rng(start), known[np.arange(start, end) % len(known)]
     if start >= len(known):
         one, other = known[rng.integers(0, len(known), (2, end - start))]
@@ -96,7 +96,7 @@ def _batches(known: Rows, count: int) -> list[tuple[int, int]]:
 
 
 def _nearest(known: Rows, queries: Rows, count: int) -> NDArray[np.int64]:
-    """The nearest rows of every query, by comparing all, batch by batch."""
+    """Return the nearest rows of every query by exhaustive comparison, batch by batch."""
     best, scores = np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32)
     for start, end in _batches(known, count):
         scores = np.hstack((scores, queries @ _batch(known, start, end).T))
@@ -131,7 +131,7 @@ def _ours(
 def _faiss(
     known: Rows, queries: Rows, nearest: NDArray[np.int64], count: int, recall: float
 ) -> dict[str, float]:
-    """A graph in memory, as broad a search as that recall needs."""
+    """Measure a faiss graph in memory, with the first search breadth that reaches this recall."""
     import faiss
 
     faiss.omp_set_num_threads(1)
@@ -158,7 +158,7 @@ def _faiss(
 def _measure(
     queries: Rows, nearest: NDArray[np.int64], search: Callable[[Rows], NDArray[np.integer[Any]]]
 ) -> dict[str, float]:
-    """The share of the nearest that is there, and milliseconds of processor time a query."""
+    """Return the share of the nearest rows that are returned, and processor milliseconds per query."""
     search(queries[0])
     began = time.process_time()
     results = [search(vector) for vector in queries]
@@ -173,7 +173,7 @@ def _status(key: str) -> float:
 
 
 def _anonymous() -> float:
-    """MB that are the process' own: what is mapped from files the system may take back."""
+    """Return the process's own memory in MB, without memory-mapped files, which the system may reclaim."""
     return _status("RssAnon")
 
 

@@ -6,10 +6,10 @@
     python -m benchmarks.xmtc summary FILE           what `quality` printed, as tables
     python -m benchmarks.xmtc growth                 the plot of docs/xmtc.md from the costs in docs/xmtc.json
 
-The peers are our own linear classifier per label (DiSMEC) and PECOS's XR-Linear with its defaults, in an
-interpreter of its own that ISTHMUS_PECOS_PYTHON names. Propensities, bands and everything that is learned
-come from a fold's training texts. Where labels are pages, nobody's answer is the text's own. ECE is that of
-the first five labels; PECOS's scores are between 0 and 1, and the linear classifier's are put through
+The peers are Isthmus's linear classifier per label (DiSMEC) and PECOS's XR-Linear with its defaults, in an
+interpreter of its own that ISTHMUS_PECOS_PYTHON names. Propensities, bands and all models come from a fold's
+training texts. Where labels are pages, a text's own page is removed from every system's answers. ECE is that
+of the first five labels; PECOS's scores are between 0 and 1, and those of the linear classifier are mapped by
 1/(1 + e^−s).
 """
 
@@ -58,14 +58,14 @@ PEER = Path(__file__).with_name("_pecos.py")
 MEASURES = ("P@1", "P@5", "psP@5", "psnDCG@5", "tail recall@5", "ECE")
 LINEAR, PECOS, FUSED = "DiSMEC (ours)", "PECOS XR-Linear", "calibrated fusion"
 T_95 = {3: 4.30, 4: 3.18, 5: 2.78}
-"""Of Student's distribution, by number of folds."""
+"""Student's t quantiles of 95 % intervals, by number of folds."""
 
 Scores = dict[str, Any]
 """Candidates (texts × labels, SciPy CSR) by system."""
 
 
 def main() -> list[dict[str, Any]]:
-    """The rows of the table."""
+    """Run this benchmark and return its rows."""
     data = read_set("pydocs-modules")
     source = TextSpace.fit(data.texts, dimensions=0)
     texts = source.rows(data.texts)
@@ -84,7 +84,7 @@ def _processor(work: Any) -> float:
 
 
 def read_set(name: str) -> LabelledTexts:
-    """A label set by name, with its labels' own texts where these are no one's but theirs."""
+    """Load a label set by name; a label's own text is the body of its document, or empty."""
     corpus = load(name)
     at = {label: number for number, label in enumerate(corpus.documents.ids)}
     right = corpus.qrels.to_dict()
@@ -94,7 +94,7 @@ def read_set(name: str) -> LabelledTexts:
 
 
 def quality(names: Iterable[str], count: int = FOLDS) -> list[dict[str, Any]]:
-    """A record per set, fold and system."""
+    """Measure quality: a record per set, fold and system."""
     records = []
     for name in names:
         data = read_set(name)
@@ -107,7 +107,7 @@ def quality(names: Iterable[str], count: int = FOLDS) -> list[dict[str, Any]]:
 
 
 def judged(name: str, fold: int, train: LabelledTexts, test: LabelledTexts) -> list[dict[str, Any]]:
-    """Every system's measures on a fold, and on how many texts fusion is worse and better than it."""
+    """Return every system's measures on a fold, and on how many texts fusion is worse and better."""
     counts, (scores, singles) = label_counts(train.labels), systems(train, test)
     tail = Bands.head_and_tail(counts).of(counts) == 0
     bands = Bands()
@@ -147,7 +147,7 @@ def judged(name: str, fold: int, train: LabelledTexts, test: LabelledTexts) -> l
 
 
 def systems(train: LabelledTexts, test: LabelledTexts) -> tuple[Scores, set[str]]:
-    """Candidates of every single ranker, of both peers and of their calibrated fusion."""
+    """Return candidates of single rankers, peers and the calibrated fusion; and the single rankers' names."""
     space = TextSpace.fit(train.texts, train.documents.texts)
     known, queries, documents = map(space.rows, (train.texts, test.texts, train.documents.texts))
     rankers = preset_rankers("default", documents)
@@ -169,14 +169,14 @@ def systems(train: LabelledTexts, test: LabelledTexts) -> tuple[Scores, set[str]
 
 
 def _gains(matrix: Any, labels: Any) -> Any:
-    """nDCG@5 of every text."""
+    """Return nDCG@5 of every text."""
     return CandidateTable.rows_of(matrix).gains(matrix.data.astype(np.float64), labels)
 
 
 def pecos(
     texts: TextRows, rarity: Any, labels: Any, queries: TextRows, *, k: int = DEPTH
 ) -> tuple[Any, dict[str, float]] | None:
-    """PECOS's candidates and costs; None without an interpreter that has it."""
+    """Run PECOS. Returns its candidates and costs, or None without an interpreter that has it."""
     from scipy.sparse import csr_array, csr_matrix, load_npz, save_npz
 
     python = os.environ.get("ISTHMUS_PECOS_PYTHON")
@@ -194,7 +194,7 @@ def pecos(
 
 
 def cost(labels: int, *, peer: bool) -> dict[str, Any]:
-    """Seconds of processor and by the clock, and gigabytes, of one size; in this process."""
+    """Measure one size in this process: processor and wall-clock seconds, and gigabytes."""
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
         write_long_tail(folder, labels)
@@ -228,7 +228,7 @@ def cost(labels: int, *, peer: bool) -> dict[str, Any]:
 
 
 def summary(records: list[dict[str, Any]]) -> str:
-    """Tables of quality: a line per set and system, the mean over folds and half a 95 % interval."""
+    """Format quality as tables: a line per set and system, the mean over folds and half a 95 % interval."""
     lines = []
     for name in dict.fromkeys(each["set"] for each in records):
         own = [each for each in records if each["set"] == name]
@@ -272,7 +272,7 @@ def _first_number(band: str) -> int:
 
 
 def _interval(values: list[float]) -> str:
-    """The mean over folds and half a 95 % interval, where there are three folds or more."""
+    """Format the mean over folds, and half a 95 % interval if there are three folds or more."""
     if len(values) < 3:
         return f"{np.mean(values):.3f}".replace("0.", ".")
     half = T_95[len(values)] * np.std(values, ddof=1) / np.sqrt(len(values))
@@ -280,7 +280,7 @@ def _interval(values: list[float]) -> str:
 
 
 def _pooled(runs: list[dict[str, Any]], band: str) -> str:
-    """The mean over folds, and the mean floor."""
+    """Format the mean ECE of a band over folds, and the mean floor."""
     rows = [each for run in runs for each in run["bands"] if each["band"] == band]
     if not rows:
         return "–"

@@ -1,12 +1,12 @@
-"""Goldens: what every command answers on tiny inputs, recorded once and compared after every move of code.
+"""Goldens: the output of every command on tiny inputs, recorded once and compared after a refactoring.
 
     python tools/goldens.py record  FOLDER [NAME …]    run the commands of the `isthmus` beside this python
     python tools/goldens.py compare FOLDER [NAME …]    run them again and name every difference
 
-A golden is one JSON file a command: exit status, what it printed as JSON, and the SHA-256 of the files it
-wrote. Messages are not goldens. What a clock, a key or live noise decides is recorded by its type only.
-Inputs are written here without the package, so that a move of code cannot change both sides. The folder lies
-outside the repository; names that begin with `reproduce-` take minutes each.
+A golden is one JSON file per command: exit status, JSON output, and the SHA-256 of the files it wrote.
+Messages are not recorded. Values that depend on a clock, a key or live noise are recorded by their type only.
+Inputs are written here without the package, so that a refactoring cannot change both sides. The folder lies
+outside the repository; commands whose names begin with `reproduce-` take minutes each.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import Any
 
 CLOCK = {"seconds", "tokens_per_second", "at", "last", "first", "processor"}
-"""Keys whose values no two runs share."""
+"""Keys whose values differ from run to run."""
 
 
 @dataclass(frozen=True)
 class Golden:
-    """One command: `values` false records the shape of its JSON only; `files` are hashed.
+    """One command: `values` false records only the types of its JSON; `files` are hashed.
 
-    Numbers above 1 may differ by the share `tolerance`, others by it, where live noise or a fresh key decides
-    the last digits.
+    Where live noise or a fresh key decides the last digits, numbers above 1 may differ by the share
+    `tolerance`, others by `tolerance` itself.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Golden:
 
 
 def goldens() -> Iterator[Golden]:
-    """Every command in the order it runs, since some need what others wrote."""
+    """Yield every command in the order of running; some need the files of earlier ones."""
     yield from _runs()
     yield from _training()
     yield from _private()
@@ -146,7 +146,7 @@ def _service() -> Iterator[Golden]:
 
 
 def _failures() -> Iterator[Golden]:
-    """Exit 1 for what was foreseen, 2 for usage, 0 for help."""
+    """Yield commands that end early: exit status 1 for expected errors, 2 for usage, 0 for help."""
     for name, arguments in {
         "none": (),
         "help": ("--help",),
@@ -198,7 +198,7 @@ def _reproductions() -> Iterator[Golden]:
 
 
 def write_inputs(folder: Path) -> None:
-    """Two runs with judgements, feature rows, a collection of two silos, texts with labels."""
+    """Write two runs with judgements, feature rows, a collection of two silos, and texts with labels."""
     draw = random.Random(7)
     _write_runs(folder, draw)
     _write_rows(folder / "rows.txt", 200, draw)
@@ -243,7 +243,7 @@ def _words(draw: random.Random, count: int) -> list[str]:
 
 
 def _write_corpus(folder: Path, draw: random.Random) -> None:
-    """A BEIR collection: 120 documents, 20 queries."""
+    """Write a BEIR collection: 120 documents, 20 queries."""
     (folder / "qrels").mkdir(parents=True)
     documents = [
         {"_id": f"d{at}", "title": " ".join(_words(draw, 4)), "text": " ".join(_words(draw, 50))}
@@ -257,7 +257,7 @@ def _write_corpus(folder: Path, draw: random.Random) -> None:
 
 
 def _write_labels(folder: Path, draw: random.Random) -> None:
-    """160 short texts under five labels, in two folds."""
+    """Write 160 short texts under five labels, in two folds."""
     (folder / "folds").mkdir(parents=True)
     words = {str(label): [f"{name}{at}" for at in range(6)] for label, name in enumerate("vwxyz")}
     labels = [draw.choices(sorted(words), (3, 3, 2, 1, 1))[0] for _ in range(160)]
@@ -275,7 +275,7 @@ def _write_labels(folder: Path, draw: random.Random) -> None:
 
 
 def run(golden: Golden, folder: Path) -> dict[str, Any]:
-    """What a command does in a folder, ready to be written down."""
+    """Run a command in a folder. Returns its golden, ready to be written."""
     command = [sys.executable, "-m", "isthmus", *golden.arguments, *(["--json"] if golden.json else [])]
     environment = {**os.environ, "ISTHMUS_CACHE": str(folder / ".cache"), "COLUMNS": "80"}
     done = subprocess.run(
@@ -291,7 +291,7 @@ def run(golden: Golden, folder: Path) -> dict[str, Any]:
 
 
 def steady(value: Any, *, values: bool) -> Any:
-    """JSON without what clocks decide; without `values`, types in the place of all values."""
+    """Return JSON with types in place of clock-dependent values; without `values`, of all values."""
     if isinstance(value, dict):
         return {key: steady(inner, values=values and key not in CLOCK) for key, inner in value.items()}
     if isinstance(value, list):
@@ -305,7 +305,7 @@ def _digest(path: Path) -> str | None:
 
 
 def differences(before: Any, after: Any, tolerance: float = 0.0, where: str = "") -> Iterator[str]:
-    """Every place where two goldens differ; without tolerance, numbers are equal only bit by bit."""
+    """Yield every place where two goldens differ; without tolerance, numbers must be bit-identical."""
     if isinstance(before, dict) and isinstance(after, dict):
         if before.get("measure") == after.get("measure") == "processor seconds":
             return
@@ -332,7 +332,7 @@ def _short(value: Any) -> str:
 
 
 def main() -> int:
-    """Record or compare; the exit status of a comparison is 1 where anything differs."""
+    """Record or compare; the exit status of a comparison is 1 if anything differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("deed", choices=("record", "compare"))
     parser.add_argument("folder", type=Path, help="where the goldens lie")

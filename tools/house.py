@@ -1,10 +1,10 @@
-"""The rules of the house, checked: one line a rule, and every breach below it.
+"""Check the rules of this code: print one line per rule, and every breach below it.
 
     python tools/house.py              the rules; exit status 1 where one is broken
     python tools/house.py --figures    code lines of every folder beside its limit
 
 A code line is one that is not blank, a comment or a docstring; ruff formats all at 110 characters. Every
-Python file of the repository counts but those of tests.
+Python file of the repository counts, except those of tests.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ PACKAGES = {
 }
 MANIFESTS = {"isthmus": ROOT / "pyproject.toml", "isthmus_reproduce": ROOT / "reproduce/pyproject.toml"}
 ASIDE = ("tests", "out", "build", "dist", "site", "runs")
-"""Folders whose files do not count."""
+"""Folders whose files are not counted."""
 LONGEST = 60
-"""Code lines of a function, its docstring aside."""
+"""Most code lines of a function, without its docstring."""
 
 LIMITS: Mapping[str, int] = {
     "src/isthmus": 53_291,  # assistants, pipelines, operators; who may see what; attached engines; labels
@@ -74,22 +74,22 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/workers.py": 17,
     "tools": 890,  # proof by mutation; releases, built twice, listed and audited
 }
-"""Code lines of a folder at most; a limit is raised only with a reason beside it."""
+"""Most code lines per folder; a limit is raised only with a reason beside it."""
 
 RETIRED = frozenset(
     {"asked", "chances", "found", "given", "heard", "held", "kept", "made", "said", "shown", "taken", "told"}
 )
-"""Participles that say nothing of what a thing is; leading and trailing underscores aside."""
+"""Participles that do not say what a thing is; leading and trailing underscores are ignored."""
 RETIRED_AT_MOST = 40
-"""Identifiers in `src/isthmus` that are such a word, every use counted. It only falls.
+"""Most identifiers in `src/isthmus` that may be such a word, counting every use. It is only ever lowered.
 
 `RoundRecord.asked` and `ThresholdCurve.kept` are keys in files.
 """
 SAME_NAME: frozenset[str] = frozenset({"IsthmusRetriever"})  # as users of each library look for it
-"""Public classes of `src/isthmus` whose name stands in two modules. This list only shrinks."""
+"""Public classes of `src/isthmus` whose name is used in two modules. This list only shrinks."""
 
 CYCLES: frozenset[frozenset[str]] = frozenset()
-"""Cycles that are still there. This list only shrinks."""
+"""Known import cycles that remain. This list only shrinks."""
 
 DISTRIBUTIONS = {
     "Stemmer": "PyStemmer",
@@ -104,16 +104,16 @@ DISTRIBUTIONS = {
     "ray": "flwr[simulation]",
     "sklearn": "scikit-learn",
 }
-"""What a module's distribution is called where its name differs."""
+"""Distribution names of modules whose import name differs."""
 
 
 ELSEWHERE = frozenset({"isthmus.encoders.torch_tuning"})
-"""Programs for an interpreter of another environment, whose imports are not this one's to declare."""
+"""Programs for an interpreter of another environment; their imports need not be declared here."""
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name: where it stands, and whether a function or a check for types holds it."""
+    """One imported name with its line: `lazy` inside a function, `typing` inside `if TYPE_CHECKING`."""
 
     name: str
     line: int
@@ -132,17 +132,17 @@ class Module:
 
     @property
     def where(self) -> str:
-        """Its path in the repository."""
+        """Path in the repository."""
         return self.path.relative_to(ROOT).as_posix()
 
     @property
     def folder(self) -> str:
-        """The dotted name of the folder it lies in; a package's `__init__` lies in the package."""
+        """Dotted name of the containing folder; a package's `__init__` belongs to the package itself."""
         return self.name if self.is_package else self.name.rpartition(".")[0]
 
     @cached_property
     def code(self) -> frozenset[int]:
-        """The numbers of its code lines."""
+        """Line numbers of the code lines."""
         lines: set[int] = set()
         for token in tokenize.generate_tokens(io.StringIO(self.source).readline):
             if token.type not in _NO_CODE:
@@ -152,7 +152,7 @@ class Module:
 
     @cached_property
     def imports(self) -> tuple[Import, ...]:
-        """Every import, wherever it stands."""
+        """All imports, inside functions too."""
         return tuple(self._imports(self.tree, lazy=False, typing=False))
 
     def _imports(self, node: ast.AST, *, lazy: bool, typing: bool) -> Iterator[Import]:
@@ -178,7 +178,7 @@ class Module:
 
 
 def _guards(node: ast.AST) -> bool:
-    """Whether an import in here that fails is reported as the extra that is missing."""
+    """Whether a node is a `try` that reports a failed import as a missing extra."""
     return isinstance(node, ast.Try) and any("MissingExtra" in ast.unparse(one) for one in node.handlers)
 
 
@@ -193,7 +193,7 @@ _NO_CODE = (
 
 
 def _docstrings(node: ast.AST) -> Iterator[int]:
-    """The lines of strings that stand alone in its body: docstrings, those of attributes too."""
+    """Yield the lines of the docstrings in a node's body, those of attributes too."""
     body = getattr(node, "body", None)
     for statement in body if isinstance(body, list) else ():
         value = statement.value if isinstance(statement, ast.Expr) else None
@@ -202,7 +202,7 @@ def _docstrings(node: ast.AST) -> Iterator[int]:
 
 
 class House:
-    """All files that count, and the graph of imports between those of the packages."""
+    """All files that count, and the import graph of the packages' modules."""
 
     def __init__(self) -> None:
         self.modules: dict[str, Module] = {}
@@ -221,7 +221,7 @@ class House:
         return not inside and not hidden
 
     def lines(self) -> Counter[str]:
-        """Code lines by folder: the parts of `src/isthmus`, and the other folders as they are."""
+        """Count code lines by folder: the parts of `src/isthmus`, and each other top-level folder."""
         counted: Counter[str] = Counter()
         for module in (*self.modules.values(), *self.others):
             parts = module.path.relative_to(ROOT).parts
@@ -230,14 +230,14 @@ class House:
         return counted
 
     def resolved(self, name: str) -> str | None:
-        """The module that an imported name lies in, if it is one of ours."""
+        """Return the module of this repository that defines an imported name, or None."""
         while name and name not in self.modules:
             name = name.rpartition(".")[0]
         return name or None
 
     @cached_property
     def homes(self) -> dict[str, str]:
-        """The modules that the names of facades live in, from the stubs beside them."""
+        """The modules that define the names of facades, from the stubs beside them."""
         return {
             f"{package}.{alias.name}": str(statement.module)
             for package, module in self.modules.items()
@@ -249,7 +249,7 @@ class House:
 
     @cached_property
     def graph(self) -> dict[str, set[str]]:
-        """Which module imports which, types aside."""
+        """Imported modules by importing module, without imports for types."""
         edges: dict[str, set[str]] = {name: set() for name in self.modules}
         for name, module in self.modules.items():
             for one in module.imports:
@@ -260,7 +260,7 @@ class House:
 
 
 def check_lines(house: House) -> tuple[str, list[str]]:
-    """Code lines against the table of limits."""
+    """Check code lines against the table of limits."""
     counted = house.lines()
     breaches = [
         f"{folder}: {lines:,} code lines, at most {LIMITS.get(folder, 0):,}"
@@ -275,7 +275,7 @@ def check_lines(house: House) -> tuple[str, list[str]]:
 
 
 def check_cycles(house: House) -> tuple[str, list[str]]:
-    """No cycle between modules, nor between the folders and modules of one folder."""
+    """Check that no cycle exists between modules, nor between the folders and modules of one folder."""
     loops = {frozenset(loop) for loop in _loops(house.graph)}
     for folder in {module.folder for module in house.modules.values() if module.is_package}:
         loops |= {frozenset(loop) for loop in _loops(_inside(house.graph, folder))}
@@ -285,7 +285,7 @@ def check_cycles(house: House) -> tuple[str, list[str]]:
 
 
 def _inside(graph: Mapping[str, Iterable[str]], folder: str) -> dict[str, set[str]]:
-    """The graph between what lies directly in a folder: its modules, and its folders as one node each."""
+    """Return the graph between a folder's direct members: its modules, and its folders as one node each."""
     depth = folder.count(".") + 2
 
     def node(name: str) -> str | None:
@@ -300,7 +300,7 @@ def _inside(graph: Mapping[str, Iterable[str]], folder: str) -> dict[str, set[st
 
 
 def _loops(graph: Mapping[str, Iterable[str]]) -> Iterator[set[str]]:
-    """Strongly connected components of more than one node (Tarjan)."""
+    """Return strongly connected components of more than one node (Tarjan)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -327,7 +327,7 @@ def _loops(graph: Mapping[str, Iterable[str]]) -> Iterator[set[str]]:
 
 
 def check_facades(house: House) -> tuple[str, list[str]]:
-    """What lies in a folder is imported from the folder itself by all that lies outside."""
+    """Check that modules outside a folder import from the folder itself, not from its modules."""
     past = sorted(
         f"{name}: imports {target} past its facade"
         for name, each in house.modules.items()
@@ -339,7 +339,7 @@ def check_facades(house: House) -> tuple[str, list[str]]:
 
 
 def _is_past(house: House, importer: str, target: str) -> bool:
-    """Whether a module is imported from outside its folder."""
+    """Whether an import from outside a folder bypasses its facade."""
     if house.modules[target].is_package:
         return False
     folder = house.modules[target].folder
@@ -348,7 +348,7 @@ def _is_past(house: House, importer: str, target: str) -> bool:
 
 
 def check_declared(house: House) -> tuple[str, list[str]]:
-    """Every third-party import is declared, and one that is not lazy among what is always installed."""
+    """Check that third-party imports are declared, and that those of extras are lazy."""
     breaches, seen = set(), set()
     for package, manifest in MANIFESTS.items():
         project = tomllib.loads(manifest.read_text(encoding="utf-8"))["project"]
@@ -373,13 +373,13 @@ def check_declared(house: House) -> tuple[str, list[str]]:
 
 
 def _distribution(line: str) -> str:
-    """The name in a requirement, as it is compared."""
+    """Return a requirement's distribution name in normalised form."""
     name = re.match(r"[A-Za-z0-9._-]+", line)
     return re.sub(r"[-_.]+", "-", name.group().lower()) if name else line
 
 
 def check_functions(house: House) -> tuple[str, list[str]]:
-    """No function is longer than a page."""
+    """Check that no function has more than `LONGEST` code lines."""
     lengths = {
         f"{module.where}:{node.lineno} {node.name}": _length(module, node)
         for module in (*house.modules.values(), *house.others)
@@ -397,7 +397,7 @@ def _length(module: Module, node: ast.FunctionDef | ast.AsyncFunctionDef) -> int
 
 
 def check_words(house: House) -> tuple[str, list[str]]:
-    """Names are the nouns of the field, not participles."""
+    """Check that names are the nouns of the field, not participles."""
     counted = Counter(
         f"{module.where}: {word}" for module in _product(house) for word in _identifiers(module.tree)
     )
@@ -409,7 +409,7 @@ def check_words(house: House) -> tuple[str, list[str]]:
 
 
 def check_documented(house: House) -> tuple[str, list[str]]:
-    """Public functions and classes of modules have docstrings."""
+    """Check that public functions and classes of modules have docstrings."""
     public = [
         (f"{module.where}:{node.lineno}: {node.name}", ast.get_docstring(node))
         for module in _product(house)
@@ -422,7 +422,7 @@ def check_documented(house: House) -> tuple[str, list[str]]:
 
 
 def _identifiers(tree: ast.AST) -> Iterator[str]:
-    """The identifiers of a module that are a retired word."""
+    """Yield the identifiers of a module that are a retired word."""
     for node in ast.walk(tree):
         for attribute in ("id", "attr", "arg", "name"):
             name = getattr(node, attribute, None)
@@ -431,7 +431,7 @@ def _identifiers(tree: ast.AST) -> Iterator[str]:
 
 
 def check_classes(house: House) -> tuple[str, list[str]]:
-    """A public class has a name of its own."""
+    """Check that the names of public classes are unique."""
     places: dict[str, list[str]] = defaultdict(list)
     for module in _product(house):
         for node in module.tree.body:
@@ -444,7 +444,7 @@ def check_classes(house: House) -> tuple[str, list[str]]:
 
 
 def _product(house: House) -> Iterator[Module]:
-    """The modules of `src/isthmus`."""
+    """Return the modules of `src/isthmus`."""
     return (module for name, module in house.modules.items() if name.split(".")[0] == "isthmus")
 
 
@@ -461,7 +461,7 @@ RULES = {
 
 
 def main() -> int:
-    """Check every rule."""
+    """Check every rule. Returns 1 if one is broken."""
     house = House()
     if "--figures" in sys.argv[1:]:
         for folder, lines in sorted(house.lines().items()):

@@ -3,9 +3,9 @@
     python tools/mutants.py                every row
     python tools/mutants.py "eq. 1:" …     rows whose first column begins so
 
-`mutants.toml` has one fault a row: a text of the row's function, or of another in the same module (`in`), and
-what it becomes. Each is put into a scratch copy of the repository in turn, and the row's test must pass
-without it and fail with it. Exit status 1 where one survives.
+`mutants.toml` has one fault per row: a text of the row's function, or of another in the same module (`in`),
+and its replacement. Each fault in turn is put into a scratch copy of the repository; the row's test must pass
+without it and fail with it. The exit status is 1 if a fault survives.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Mutant:
 
     @property
     def file(self) -> Path:
-        """Where the function stands, below the root."""
+        """Path of the function's file, relative to the root."""
         return _located(self.function)[0]
 
     def mutated(self) -> str:
-        """The file's text with the fault; ValueError unless `old` stands once in the function."""
+        """Return the file's text with the fault; ValueError unless `old` occurs once in the function."""
         where, thing = _located(self.function)
         text = (ROOT / where).read_text(encoding="utf-8")
         lines = text.splitlines(keepends=True)
@@ -61,7 +61,7 @@ class Mutant:
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """Title, function and node id of the test of every row of the page."""
+    """Yield title, function and test node id of every row of the page."""
     for line in (ROOT / "docs" / "papers.md").read_text(encoding="utf-8").splitlines():
         if match := ROW.match(line):
             function = match["functions"].strip("`")
@@ -69,7 +69,7 @@ def rows() -> Iterator[tuple[str, str, str]]:
 
 
 def mutants() -> list[Mutant]:
-    """One a row, in the page's order; ValueError where page and faults do not go together."""
+    """Return one mutant per row, in the page's order; ValueError if page and faults do not correspond."""
     faults: Mapping[str, Mapping[str, str]] = tomllib.loads(
         (ROOT / "tools" / "mutants.toml").read_text(encoding="utf-8")
     )
@@ -85,7 +85,7 @@ def mutants() -> list[Mutant]:
 
 
 def survivors(chosen: Sequence[Mutant], *, say: bool = True) -> list[str]:
-    """The rows whose test does not fail, or fails without the fault too."""
+    """Return the rows whose test does not fail with the fault, or fails without it too."""
     alive = []
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
@@ -118,7 +118,7 @@ def _with_fault(scratch: Path, mutant: Mutant) -> tuple[int, str]:
 
 
 def _write(target: Path, text: str) -> None:
-    """Without the compiled file, which a text of the same second and length would leave in force."""
+    """Write a file and delete its compiled one, which stays valid for a text of the same second and size."""
     target.write_text(text, encoding="utf-8")
     for compiled in (target.parent / "__pycache__").glob(f"{target.stem}.*.pyc"):
         compiled.unlink()
@@ -135,7 +135,7 @@ def _pytest(scratch: Path, tests: Sequence[str]) -> tuple[int, str]:
 
 
 def _located(function: str) -> tuple[Path, str]:
-    """The file below the root and the name inside it of a dotted name, through what packages re-export."""
+    """Return the file (from the root) and the name inside it of a dotted name, following re-exports."""
     full = function if function.startswith("isthmus_") else f"isthmus.{function}"
     *parts, thing = full.split(".")
     for source in SOURCES:
@@ -149,7 +149,7 @@ def _located(function: str) -> tuple[Path, str]:
 
 
 def _lines_of(text: str, thing: str) -> tuple[int, int]:
-    """First line and the line after the last of a function, class or assignment at the top of a file."""
+    """Return the first line (from 0) and the line after a top-level function, class or assignment."""
     for node in ast.parse(text).body:
         names = [getattr(node, "name", None)]
         if isinstance(node, ast.AnnAssign | ast.Assign):
@@ -161,7 +161,7 @@ def _lines_of(text: str, thing: str) -> tuple[int, int]:
 
 
 def _node(test: str) -> str:
-    """The node id from the root, with the class that the test stands in."""
+    """Return a test's node id from the root, with its class."""
     file, _, name = test.partition("::")
     path = file if file.startswith("reproduce/") else f"tests/{file}"
     for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
@@ -171,7 +171,7 @@ def _node(test: str) -> str:
 
 
 def main(beginnings: Sequence[str]) -> int:
-    """Run the chosen rows, or all, and say which survive."""
+    """Run the chosen rows, or all, and print which survive. Returns 1 if one does."""
     chosen = [one for one in mutants() if not beginnings or one.row.startswith(tuple(beginnings))]
     if not chosen:
         print(f"no row of docs/papers.md begins with {' or '.join(beginnings)}", file=sys.stderr)

@@ -1,11 +1,11 @@
-"""What is released, in dist/: wheels and source archives built twice, their bill of materials, an audit.
+"""Build a release into dist/: wheels and source archives built twice, their bill of materials, an audit.
 
     make release                    AUDIT=strict fails where not every dependency could be audited
 
-Both distributions are built from the files of the commit, twice, in folders of their own and with the
-commit's time (SOURCE_DATE_EPOCH): all bytes must be the same. The bill of materials (CycloneDX, JSON) is of
-the environment that requirements-hashed.txt makes; linters read deploy/. A known vulnerability is a failure;
-a service that cannot be reached is a warning.
+Both distributions are built from the files of the commit, twice, in separate folders and with the commit's
+time (SOURCE_DATE_EPOCH): all bytes must be the same. The bill of materials (CycloneDX, JSON) describes the
+environment that requirements-hashed.txt defines; linters check deploy/. A known vulnerability is a failure; a
+service that cannot be reached is a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SBOM, AUDIT, SUMS = "isthmus.cdx.json", "audit.json", "SHA256SUMS"
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[bytes]:
-    """A command's output; CalledProcessError, and what it said on stderr, where it fails."""
+    """Run a command and return its output; if it fails, print its stderr and raise CalledProcessError."""
     done = subprocess.run(command, cwd=cwd, env={**os.environ, **environment}, capture_output=True)
     if done.returncode:
         sys.stderr.write(done.stderr.decode(errors="replace"))
@@ -38,7 +38,7 @@ def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> subproces
 
 
 def build(commit: str, out: Path, python: Path) -> dict[str, str]:
-    """Wheels and source archives of both distributions as of a commit: the SHA-256 of each by its name."""
+    """Build wheels and source archives of both distributions from a commit. Returns SHA-256 by name."""
     epoch = run("git", "log", "-1", "--format=%ct", commit).stdout.decode().strip()
     with tempfile.TemporaryDirectory(prefix="isthmus-release-") as folder:
         with tarfile.open(fileobj=BytesIO(run("git", "archive", commit).stdout)) as files:
@@ -50,7 +50,7 @@ def build(commit: str, out: Path, python: Path) -> dict[str, str]:
 
 
 def build_twice(commit: str, out: Path, python: Path) -> dict[str, str]:
-    """The same, once more elsewhere; a SystemExit names what differs."""
+    """Build twice in separate folders. Returns SHA-256 by name; SystemExit names the files that differ."""
     first = build(commit, out, python)
     with tempfile.TemporaryDirectory(prefix="isthmus-again-") as folder:
         second = build(commit, Path(folder), python)
@@ -61,7 +61,7 @@ def build_twice(commit: str, out: Path, python: Path) -> dict[str, str]:
 
 
 def bill_of_materials(out: Path, python: Path, tools: Path, epoch: str) -> int:
-    """Write the SBOM, which its maker checks against CycloneDX's schema; how many components it has."""
+    """Write the SBOM, which cyclonedx-py checks against its schema. Returns the number of components."""
     options = ("--short-PURLs", "--output-reproducible", "--validate", "--of", "JSON")
     about = ("--pyproject", ROOT / "pyproject.toml", "--mc-type", "library")
     command = (tools / "cyclonedx-py", "environment", *options, *about, "-o", out / SBOM, python)
@@ -70,7 +70,7 @@ def bill_of_materials(out: Path, python: Path, tools: Path, epoch: str) -> int:
 
 
 def audit(out: Path, tools: Path) -> tuple[list[str], int, int]:
-    """Known vulnerabilities of what is pinned; how many packages could be looked up, and how many are."""
+    """Return known vulnerabilities of pinned packages, and the numbers of packages looked up and pinned."""
     pins = sum("==" in line for line in PINS.read_text(encoding="utf-8").splitlines())
     options = ("--disable-pip", "--progress-spinner=off", "-f", "json")
     command: list[str | Path] = [tools / "pip-audit", "-r", PINS, *options]
@@ -86,7 +86,7 @@ def audit(out: Path, tools: Path) -> tuple[list[str], int, int]:
 
 
 def lint(tools: Path) -> None:
-    """Have deploy/ read by linters, since no container engine may run here."""
+    """Check deploy/ with linters, since no container engine may run here."""
     run(tools / "hadolint", ROOT / "deploy" / "Containerfile")
     schema = ("--builtin-schema", "vendor.compose-spec")
     run(tools / "check-jsonschema", *schema, ROOT / "deploy" / "compose.yaml")
@@ -97,7 +97,7 @@ def _digest(path: Path) -> str:
 
 
 def main() -> None:
-    """Build, compare, list, audit."""
+    """Build, compare, list and audit a release."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--python", type=Path, required=True, help="of the environment of the pins")
     parser.add_argument(

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from isthmus_reproduce.fedrisk.cells import (
     Outcome,
     Row,
     RunUnit,
+    bad_weight,
     figure_2,
     figure_4,
     restlessness,
@@ -347,3 +349,9 @@ def test_curves_that_stopped_are_shorter() -> None:
     curves = stacked([[[0.1, 0.2, 0.3]], [[0.1, 0.2, None]]])
     assert np.isnan(curves[1, 2])
     assert restlessness(np.tile([0.5, 0.4], (2, 15))) == pytest.approx(100 * np.std([-0.1, 0.1] * 9 + [-0.1]))
+
+
+def test_a_row_that_gives_bad_silos_no_weight_counts_in_the_mean_share():
+    units = [[{"bad weight": 0.0}, {"bad weight": 0.5}], [{}]]
+    outcome = SimpleNamespace(units=lambda run, seeds: units, protocol=SimpleNamespace(seeds=2))
+    assert bad_weight(outcome, SimpleNamespace(row="default")) == 0.25

@@ -1,4 +1,4 @@
-"""`isthmus reproduce`: a paper's tables and figures, computed. Isthmus finds it as an entry point."""
+"""The command `isthmus reproduce`, which computes a paper's tables and figures; an entry point of Isthmus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXPERIMENTS = {
     "search-choices": "isthmus_reproduce.search.choices",
     "training-defaults": "isthmus_reproduce.fedrisk.defaults",
 }
-"""Where each has its `Config` and its `reproduce`."""
+"""The module of each experiment, with its `Config` and its `reproduce`."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +108,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _sets(experiment: Any, data: str | None, scale: str) -> Sequence[str | None]:
-    """The data sets to go through: the one that is named, or all that are here of an experiment's."""
+    """Return the data sets to compute: the named one, or those of the experiment that are available."""
     from isthmus.corpora import available
 
     known: Sequence[str] = getattr(experiment, "DATA", ())

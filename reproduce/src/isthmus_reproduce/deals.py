@@ -1,4 +1,4 @@
-"""Deals for trials: a collection into silos by topic or at random, and texts into groups of equal ones."""
+"""Dealing a collection into silos by topic or at random, for experiments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Rng = np.random.Generator
 def deal_corpus(
     corpus: Corpus, silos: int, streams: Streams, *, by: Literal["topic", "random"] = "topic"
 ) -> Corpus:
-    """The same collection with its documents and queries in silos, by topic or at random."""
+    """Deal a collection's documents and queries into silos, by topic or at random."""
     if by == "topic":
         documents, queries = by_topic(corpus.documents.texts, corpus.queries.texts, silos, streams)
     else:
@@ -34,9 +34,9 @@ def deal_corpus(
 def by_topic(
     documents: Sequence[str], queries: Sequence[str], silos: int, streams: Streams
 ) -> tuple[IntArray, IntArray]:
-    """The silo of every document, by spherical k-means on TF-IDF, and of every query, by nearest centroid.
+    """Return silos of documents, by spherical k-means on TF-IDF, and of queries, by nearest centroid.
 
-    A text without a known word goes anywhere.
+    A text without a known word gets a random silo.
     """
     if len(documents) < silos:
         raise DataError(
@@ -54,7 +54,7 @@ def by_topic(
 
 
 def _tf_idf(documents: Sequence[str], queries: Sequence[str]) -> tuple[Any, Any]:
-    """Unit rows of (1 + ln tf)·(1 + ln((1 + N)/(1 + df))) for documents and queries, in CSR form."""
+    """Return unit rows of (1 + ln tf)·(1 + ln((1 + N)/(1 + df))) for documents and queries, in CSR form."""
     counts = tokenise([*documents, *queries]).counts().astype(np.float32)
     df = np.bincount(counts[: len(documents)].indices, minlength=counts.shape[1])
     idf = 1 + np.log((1 + len(documents)) / (1 + df))
@@ -66,11 +66,11 @@ def _tf_idf(documents: Sequence[str], queries: Sequence[str]) -> tuple[Any, Any]
 
 
 RESTARTS = 4
-"""How often k-means starts anew; the tightest clusters win."""
+"""Number of random starts of k-means; the tightest clusters win."""
 
 
 def _k_means(points: Any, k: int, rng: Rng, *, rounds: int = 60) -> tuple[IntArray, NDArray[Any], float]:
-    """Clusters of unit rows by cosine: (cluster of each, unit centroids, mean similarity)."""
+    """Cluster unit rows by cosine. Returns the cluster of each, unit centroids, and the mean similarity."""
     from scipy.sparse import csr_array
 
     count = points.shape[0]
@@ -93,7 +93,7 @@ def _k_means(points: Any, k: int, rng: Rng, *, rounds: int = 60) -> tuple[IntArr
 
 
 def _seeds(points: Any, k: int, rng: Rng) -> NDArray[Any]:
-    """k-means++: every further seed is drawn by its distance to the nearest seed so far."""
+    """Draw seeds by k-means++: every further one by its distance to the nearest seed so far."""
     rows = [int(rng.integers(points.shape[0]))]
     nearest = np.full(points.shape[0], -np.inf)
     for _ in range(k - 1):

@@ -1,4 +1,4 @@
-"""Silos made to misbehave, so that trials can show what training survives.
+"""Simulated faults of silos, to measure what training survives.
 
 config = FaultyConfig(faults=(Fault("invert", 0.3),))
 trained = train(config, fold)          # as `isthmus.federation.apps.train`, with these silos struck
@@ -45,7 +45,7 @@ from isthmus.tables import Fold, Letor
 
 @dataclass(frozen=True)
 class Fault:
-    """Silos made to misbehave, for trials: a share of them, the same `always` or drawn anew each `round`.
+    """A fault that strikes a share of the silos: the same ones `always`, or drawn anew each `round`.
 
     `drop` fails, `late` sleeps `size` seconds, `nan`, `shape` and `norm` (times `size`) spoil the model,
     `count` multiplies the example count by `size`; `invert` and `shuffle` spoil the grades; `lie` inverts
@@ -66,13 +66,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultyConfig(Config):
-    """A training run in which silos misbehave."""
+    """A training run in which some silos misbehave."""
 
     faults: tuple[Fault, ...] = ()
 
 
 def train(config: Config, data: Fold | None = None, **more: Any) -> Training:
-    """Train across silos, some of which misbehave where the configuration says so."""
+    """Train across silos, some of which misbehave as configured."""
     faults = config.faults if isinstance(config, FaultyConfig) else ()
     return train_silos(
         config,
@@ -86,8 +86,8 @@ def train(config: Config, data: Fold | None = None, **more: Any) -> Training:
 def afflicted(
     fault: Fault, at: int, seed: int, partitions: int, *, round: int = 0, attempt: int = 1
 ) -> NDArray[np.bool_]:
-    """Which silos the fault strikes, among so many, in an attempt at a round."""
-    kind = "invert" if fault.kind == "lie" else fault.kind  # the same silos, so that the two can be compared
+    """Return a mask of the silos, `partitions` in number, that a fault strikes in an attempt at a round."""
+    kind = "invert" if fault.kind == "lie" else fault.kind  # both kinds strike the same silos, for comparison
     streams = Streams(seed).under("fault", at, kind)
     if fault.when == "round":
         struck: NDArray[np.bool_] = streams("round", round, attempt).random(partitions) < fault.share
@@ -98,7 +98,7 @@ def afflicted(
 
 
 def spoil_grades(tables: Sequence[Letor], faults: Sequence[Fault], seed: int) -> list[Letor]:
-    """The tables with the grades of struck silos inverted or shuffled."""
+    """Return the tables, with the grades of struck silos inverted or shuffled."""
     spoiled = list(tables)
     highest = max((int(table.grades.max(initial=0)) for table in tables), default=0)
     for at, fault in enumerate(faults):
@@ -115,7 +115,7 @@ def spoil_grades(tables: Sequence[Letor], faults: Sequence[Fault], seed: int) ->
 
 
 def fault_mod(fault: Fault, at: int, seed: int) -> Mod:
-    """A Flower mod that makes struck silos misbehave on train messages."""
+    """Return a Flower mod that makes struck silos misbehave on train messages."""
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         place, places = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
@@ -141,7 +141,7 @@ def fault_mod(fault: Fault, at: int, seed: int) -> Mod:
 
 
 def _spoiled(arrays: Arrays, fault: Fault) -> Arrays:
-    """The model that a struck silo sends, or masks."""
+    """Return the model that a struck silo sends or masks."""
     first = next(iter(arrays))
     if fault.kind == "nan":
         arrays[first] = np.full_like(arrays[first], np.nan)
@@ -153,7 +153,7 @@ def _spoiled(arrays: Arrays, fault: Fault) -> Arrays:
 
 
 def _told_wrong(reply: Message, fault: Fault) -> Message:
-    """The reply with what a struck silo claims of itself."""
+    """Return the reply with a struck silo's false example count or false report of errors."""
     if fault.kind == "count":
         metrics = reply.content.metric_records[METRICS]
         metrics[EXAMPLES] = int(float(metrics[EXAMPLES]) * fault.size)  # type: ignore[arg-type]

@@ -9,11 +9,11 @@ from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation import Interval
 
 LEAST_FOLDS = 3
-"""Fewer folds or seeds have no interval worth the name."""
+"""Least number of folds or seeds for which an interval is computed."""
 
 
 def fold_interval(values: ArrayLike, *, level: float = 0.95, ci: str = "t") -> Interval:
-    """mean ± q · s/√F over F folds or seeds, s with F − 1 in the denominator.
+    """Return mean ± q · s/√F over F folds or seeds, with F − 1 in the denominator of s.
 
     ci="t": q from Student's t with F − 1 degrees of freedom (2.776 for five folds); ci="normal": 1.96.
     """

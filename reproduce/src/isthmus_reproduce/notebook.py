@@ -1,8 +1,9 @@
-"""What every reproduction shares: cells with the paper's value beside ours, and work that resumes.
+"""Shared by all reproductions: cells with the paper's value beside ours, and work that resumes.
 
 A reproduction is a set of independent units (a fold of a data set, a seed of a strategy). A unit's key is a
-record with named fields. Its result is JSON, saved in the run's folder as soon as it is there, so a run that
-was killed repeats at most the units in progress; the folder's configuration says what the results belong to.
+record with named fields. Its result is JSON, saved in the run's folder as soon as it is computed, so a run
+that was killed repeats at most the units in progress. The folder's configuration records what the results
+belong to.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ _KINDS = {"printed": "printed", "paper": "paper mode", "sound": "sound"}
 _WIDE = 9
 
 ORDER = ["table", "row", "part", "variant", "mode", "data", "measure", "value", "low", "high", "n", "paper"]
-"""Of a cell's fields in JSON."""
+"""Order of a cell's fields in JSON."""
 PACKAGES = ("isthmus", "numpy", "scipy", "scikit-learn", "flwr")
 
 Key = Any
-"""What tells a unit apart: a frozen dataclass of an experiment."""
+"""The key that identifies a unit: a frozen dataclass of an experiment."""
 
 
 class Unit(NamedTuple):
@@ -52,10 +53,10 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One figure of one table: `paper` is what the paper prints there, `n` the seeds × folds behind ours.
+    """One figure of one table: `paper` is the printed value, `n` the seeds × folds behind the computed one.
 
-    `row` is the specification's name or "default", `part` all, head, tail or a silo, `variant` what else
-    tells it apart.
+    `row` is a method's name or "default", `part` all, head, tail or a silo, `variant` whatever else
+    distinguishes the cell.
     """
 
     table: str
@@ -73,7 +74,7 @@ class Cell:
 
     @classmethod
     def over_folds(cls, values: Sequence[float], **facts: Any) -> Cell:
-        """The mean over folds or seeds with its 95 % t interval, where there are enough for one."""
+        """Build a cell of the mean over folds or seeds, with its 95 % t interval if there are enough."""
         known = np.asarray([value for value in values if value is not None and np.isfinite(value)])
         if len(known) < LEAST_FOLDS:
             return cls(value=float(known.mean()) if len(known) else float("nan"), n=len(known), **facts)
@@ -82,12 +83,12 @@ class Cell:
 
     @classmethod
     def over_queries(cls, values: FloatArray, **facts: Any) -> Cell:
-        """The mean over queries with its bootstrap interval."""
+        """Build a cell of the mean over queries, with its bootstrap interval."""
         interval = bootstrap(values)
         return cls(value=interval.value, low=interval.low, high=interval.high, n=interval.n, **facts)
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it; a figure that does not exist is null."""
+        """Return the cell's fields for JSON; a missing figure is null."""
         fields_of_cell = asdict(self)
         plain = {name: fields_of_cell[name] for name in ORDER}
         return {name: None if _is_nan(value) else value for name, value in plain.items()}
@@ -99,7 +100,7 @@ def _is_nan(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Everything that came out of a run, and where it was written."""
+    """All results of a run, and the files that were written."""
 
     cells: tuple[Cell, ...]
     page: Page
@@ -114,7 +115,7 @@ class Notebook:
         self._kind = f"{type(config).__module__.split('.')[-2]}-{getattr(config, 'scale', 'full')}"
         (self.folder / "results").mkdir(parents=True, exist_ok=True)
         for left in (*self.folder.glob(".*.part"), *(self.folder / "results").glob(".*.part")):
-            left.unlink(missing_ok=True)  # by a run that was killed while it wrote
+            left.unlink(missing_ok=True)  # left by a run that was killed while writing
         self._claim(config)
         self._announced: set[str] = set()
 
@@ -132,7 +133,7 @@ class Notebook:
         )
 
     def write(self, name: str, text: str) -> Path:
-        """A file of the run, whole or not at all."""
+        """Write a file of the run atomically."""
         with replacing(self.folder / name) as stream:
             stream.write(text.encode())
         return self.folder / name
@@ -140,9 +141,9 @@ class Notebook:
     def compute(
         self, work: Callable[..., Any], units: Sequence[Unit], *, label: str, workers: int | None = None
     ) -> dict[Key, Any]:
-        """Every unit's result by key: `work(**arguments)` where it is not saved yet.
+        """Return every unit's result by key, computing `work(**arguments)` for those that are not saved yet.
 
-        `work` is a module's function whose arguments and JSON result travel between processes.
+        `work` is a module-level function, so that it can run in another process; its result is JSON.
         """
         if label not in self._announced:
             self.announce([(label, work, units)], workers)
@@ -157,13 +158,13 @@ class Notebook:
                     results[key] = result
                     done += 1
                     bar.advance(note=_name(key))
-        finally:  # the next run can say how long the rest takes
+        finally:  # lets the next run estimate the time left
             if done:
                 self._remember(label, (time.perf_counter() - began) * processes / done)
         return {unit.key: results[unit.key] for unit in units}
 
     def saved(self, units: Sequence[Unit]) -> dict[Key, Any]:
-        """The results that the folder has, by key."""
+        """Return the results that the folder has, by key."""
         return {unit.key: saved for unit in units if (saved := self._saved(unit.key)) is not None}
 
     def _saved(self, key: Key) -> Any:
@@ -180,8 +181,7 @@ class Notebook:
         rows: Iterable[Mapping[str, Any]] = (),
         values: str | os.PathLike[str] | None = None,
     ) -> Reproduction:
-        """Write what came out: every cell, the report for a browser and for a repository, and to `values`
-        the rows of every query."""
+        """Write all cells and the report (HTML and Markdown), and to `values` the rows of every query."""
         every = tuple(cells)
         wrote = (
             page.save(self.folder / "report.html"),
@@ -192,7 +192,7 @@ class Notebook:
         return Reproduction(every, page, wrote)
 
     def _picture(self, plot: Plot) -> str | None:
-        """A plot in a file of its own, named by its caption; None where nothing can be drawn."""
+        """Write a plot to a file named by its caption. Returns its name, or None if it cannot be drawn."""
         name = "figures/" + re.sub(r"[^a-z0-9]+", "-", plot.caption.lower()).strip("-")[:80] + ".svg"
         (self.folder / "figures").mkdir(exist_ok=True)
         try:
@@ -202,9 +202,9 @@ class Notebook:
         return name
 
     def announce(self, work: Sequence[tuple[str, Any, Sequence[Unit]]], workers: int | None) -> None:
-        """Before anything starts: what the folder has, what is missing, and about how long that takes.
+        """Print before the work what the folder has, what is missing, and about how long that takes.
 
-        The time is that of this folder's units of the same kind, or of other folders' on this machine.
+        The estimate uses times of units of the same kind, in this folder or in others on this machine.
         """
         self._announced.update(label for label, _, _ in work)
         times = self._times()
@@ -233,7 +233,7 @@ class Notebook:
 
     @property
     def _clock(self) -> Path:
-        """Seconds a unit by kind, of this scale, remembered from one run to the next."""
+        """File of seconds per unit by kind, at this scale, kept from one run to the next."""
         return cache_folder() / f"reproduce-{self._kind}.json"
 
     def _remember(self, label: str, seconds: float) -> None:
@@ -243,7 +243,7 @@ class Notebook:
 
 
 def _name(key: Key) -> str:
-    """The fields of a key, and of the keys within, that are not empty."""
+    """Join the fields of a key, and of nested keys, that are not empty."""
     return _joined(astuple(key))
 
 
@@ -259,7 +259,7 @@ def _file(key: Key) -> str:
 
 
 def _each(work: Callable[..., Any], units: Sequence[Unit], workers: int) -> Iterable[tuple[Key, Any]]:
-    """Results as they come; with one worker in this process, where a debugger finds them."""
+    """Yield results as they are computed; with one worker in this process, which allows a debugger."""
     if workers == 1 or len(units) < 2:
         yield from ((unit.key, work(**unit.arguments)) for unit in units)
         return
@@ -279,14 +279,14 @@ def _each(work: Callable[..., Any], units: Sequence[Unit], workers: int) -> Iter
 
 
 def columns_of(cells: Iterable[Cell]) -> tuple[str, ...]:
-    """The measures of some cells in order of first appearance."""
+    """Return the measures of the cells in order of first appearance."""
     return tuple(dict.fromkeys(cell.measure for cell in cells))
 
 
 def cells_table(cells: Sequence[Cell], title: str, *, digits: int = 3) -> Table:
-    """A line per row, part and variant; per measure what is printed, paper mode and sound mode.
+    """Build a table: a line per row, part and variant; per measure printed, paper-mode and sound values.
 
-    A column that would be empty is left out. With many measures the three stand below each other instead.
+    Empty columns are left out. With many measures the three values stand below each other instead.
     """
     lines = dict.fromkeys((cell.row, cell.part, cell.variant) for cell in cells)
     by_place = {(cell.row, cell.part, cell.variant, cell.measure, cell.mode): cell for cell in cells}
@@ -329,7 +329,7 @@ def cells_table(cells: Sequence[Cell], title: str, *, digits: int = 3) -> Table:
 
 
 def listed(cells: Iterable[Cell], title: str, *names: str) -> Table:
-    """A line per cell: these fields of it, its measure, and the figure with its interval."""
+    """Build a table with a line per cell: the named fields, its measure, and the value with its interval."""
     header = (*names, "measure", "value", "low", "high", "n")
     return Table(header, tuple(tuple(getattr(cell, name) for name in header) for cell in cells), title)
 

@@ -1,4 +1,4 @@
-"""The sentences of a report: macros of a template, filled with the figures of one run."""
+"""The sentences of a report: macros of a template, filled with the results of one run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
 class Prose:
-    """The macros of one file in `templates/`, each a paragraph; `prose("lead", seeds=3)` fills one in."""
+    """The macros of one file in `templates/`, each a paragraph; `prose("lead", seeds=3)` renders one."""
 
     def __init__(self, file: str) -> None:
         self.file = file
 
     def __call__(self, paragraph: str, **facts: Any) -> str:
-        """One paragraph on one line; a figure that is missing is an error, not a gap."""
+        """Render one paragraph on one line; a missing value raises an error instead of leaving a gap."""
         macro = getattr(_environment().get_template(self.file).module, paragraph)
         return " ".join(str(macro(**facts)).split())
 

@@ -1,9 +1,9 @@
-"""Text from nothing, with Zipfian words and topics.
+"""Synthetic text with Zipfian words and topics.
 
-A document has a topic, and within it one main and perhaps one minor aspect; a query asks for an
-aspect. What is about the aspect is relevant whatever its words are (grade 2 as the main, 1 as the minor
-one), and writers differ in their words: no document uses more than a part of an aspect's vocabulary. So
-judgements owe nothing to any retrieval formula.
+A document has a topic, and within it one main and perhaps one minor aspect; a query asks for an aspect.
+Documents about the aspect are relevant whatever their words are (grade 2 as the main, 1 as the minor one),
+and documents differ in their words: none uses more than a part of an aspect's vocabulary. So judgements do
+not depend on any retrieval formula.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ Rng = np.random.Generator
 
 VOCABULARY = 50_000
 ASPECTS = 8
-"""How many aspects a topic has."""
+"""Number of aspects of a topic."""
 ABOUT = 20
-"""About how many documents have one aspect as their main one."""
+"""Approximate number of documents per main aspect."""
 TOPIC_WORDS, ASPECT_WORDS = 307, 41
-"""How many words a topic and an aspect have; prime, so that every stride visits all of them."""
+"""Number of words of a topic and of an aspect; prime, so that every stride visits all of them."""
 DIALECT = (60, 8)
-"""How many of these words one document uses."""
+"""Number of these words that one document uses."""
 CHIEF = 4
 """One in so many of these words is a chief one, which documents use most and queries name first."""
 BODY, TITLE = (0.62, 0.24, 0.1, 0.04), (0.3, 0.4, 0.2, 0.1)
-"""The shares of everyday words, of the topic's, the main and the minor aspect's."""
+"""Shares of everyday words, and of words of the topic, the main and the minor aspect."""
 
 
 def text(
     documents: int, queries: int, silos: int = 4, *, seed: int = 0, words: int = 1000, moved: float = 0.5
 ) -> Corpus:
-    """A collection of so many documents of about so many words, dealt into silos.
+    """Build a collection of about `words` words per document, dealt into silos.
 
     Whole topics have a home silo; then the share `moved` of all documents and queries moves by a hash of its
-    name, which is the dial from topical silos (0) to random ones (1). Queries on one aspect share a split.
+    name, from topical silos (0) to random ones (1). Queries on one aspect share a split.
     """
     if min(documents, queries, silos, words) < 1 or documents < silos:
         raise DataError(
@@ -85,14 +85,14 @@ def text(
 
 @dataclass(frozen=True)
 class _Subjects:
-    """The main aspect of every document and the minor one, -1 for none; aspect a is of topic a // ASPECTS."""
+    """Main and minor aspect of every document, the minor -1 for none; aspect a is of topic a // ASPECTS."""
 
     main: IntArray
     minor: IntArray
 
     @classmethod
     def drawn(cls, documents: int, topics: int, rng: Rng) -> _Subjects:
-        """Aspects at random. Half of all documents have a minor one, as a rule of their own topic."""
+        """Draw aspects at random. About half of all documents have a minor one, mostly of their own topic."""
         main = rng.integers(topics * ASPECTS, size=documents)
         sibling = main - main % ASPECTS + (main + rng.integers(1, ASPECTS, size=documents)) % ASPECTS
         foreign = rng.integers(topics * ASPECTS, size=documents)
@@ -100,7 +100,7 @@ class _Subjects:
         return cls(main, np.where((rng.random(documents) < 0.5) & (minor != main), minor, -1))
 
     def judgements(self, wanted: IntArray, names: tuple[str, ...], ids: tuple[str, ...]) -> Qrels:
-        """2 for documents with the asked aspect as their main one, 1 as the minor one."""
+        """Judge documents: 2 with a query's aspect as the main one, 1 as the minor one."""
         queries, documents, grades = [], [], []
         for aspects, grade in ((self.main, 2), (self.minor, 1)):
             offsets = offsets_of(aspects + 1, int(max(aspects.max(), wanted.max())) + 2)  # -1 is a group too
@@ -113,7 +113,7 @@ class _Subjects:
 
 
 def _aspects_of_queries(about: _Subjects, queries: int, rng: Rng) -> IntArray:
-    """The aspect of every query: all that have documents, in random order, and then again."""
+    """Return the aspect of every query: all that have documents, in random order, then the same again."""
     return np.resize(rng.permutation(np.unique(about.main)), queries)
 
 
@@ -124,7 +124,7 @@ def _splits(aspects: IntArray, rng: Rng) -> tuple[str, ...]:
 
 
 class _Language:
-    """The words of everyday, of every topic and of every aspect."""
+    """The words of everyday language, of every topic and of every aspect."""
 
     def __init__(self, topics: int, rng: Rng) -> None:
         self.topics = topics
@@ -138,7 +138,7 @@ class _Language:
         )
 
     def written(self, about: _Subjects, lengths: IntArray, shares: tuple[float, ...], rng: Rng) -> list[str]:
-        """One text for every document, of these lengths."""
+        """Generate a text of the given length for every document."""
         document = np.repeat(np.arange(len(lengths)), lengths)
         minor = about.minor[document]
         source = np.searchsorted(
@@ -154,7 +154,7 @@ class _Language:
     def _in_dialect(
         self, of_topic: bool, subjects: IntArray, document: IntArray, rng: Rng
     ) -> NDArray[np.int32]:
-        """Words on a subject: every document strides through its words from one of the chief ones."""
+        """Draw words on a subject; every document strides through them from one of the chief ones."""
         listed, ranks = (
             (self._topic_words, self._ranks[0]) if of_topic else (self._aspect_words, self._ranks[1])
         )
@@ -168,7 +168,7 @@ class _Language:
         return words
 
     def questions(self, aspects: IntArray, rng: Rng) -> tuple[str, ...]:
-        """For every query two or three words of the aspect and one or two of its topic."""
+        """Generate queries of two or three words of the aspect and one or two of its topic."""
         lengths = rng.integers(3, 6, size=len(aspects))
         words = [
             listed[subjects, rng.integers(listed.shape[1] // share, size=len(aspects))]
@@ -206,14 +206,14 @@ def _written(
 
 
 def _zipf(ranks: int, size: int) -> NDArray[np.int32]:
-    """A table of ranks in which every rank r ≥ 1 stands as often as 1/r demands: drawing is a look-up."""
+    """Return a look-up table for drawing ranks r ≥ 1, each stored in proportion to 1/r."""
     shares = np.cumsum(1 / np.arange(1, ranks + 1))
     drawn = np.searchsorted(shares / shares[-1], (np.arange(size) + 0.5) / size)
     return drawn.astype(np.int32)
 
 
 def _spelled(count: int) -> list[str]:
-    """So many words that can be spoken and that no stemmer changes: two or three open syllables."""
+    """Return pronounceable words that no stemmer changes: two or three open syllables."""
     heads = [consonant + vowel for consonant in "bdfgjklmnprstvwz" for vowel in "aeiou"]
     tails = [head for head in heads if head[1] in "aou"]
     words = [head + tail for head in heads for tail in tails]

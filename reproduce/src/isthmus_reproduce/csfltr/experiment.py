@@ -1,8 +1,8 @@
-"""Cross-silo federated ranking, Table 4 and Figures 6 and 8: what is printed, and what ours come to.
+"""Cross-silo federated ranking, Table 4 and Figures 6 and 8: printed values and results.
 
-Everything is judged on real judgements: queries and documents of a collection are dealt into silos, and test
-queries are ranked over the documents of all of them. The paper's own protocol, whole, has rows of its own:
-its labels are ranks in a run, so that what it measures is how well a run is imitated.
+Everything is evaluated on real judgements: queries and documents of a collection are dealt into silos, and
+test queries are ranked over the documents of all of them. The paper's own protocol has rows of its own: its
+labels are ranks in a run, so that it measures how well a run is imitated.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ SMOKE = ("cran", "synthetic")
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
 SKEWS = {"topic": 0.0, "half": 0.5, "random": 1.0}
 OPTIONS = 3
-"""Seeds on which every option is measured; the others have the rows that are tested."""
+"""Seeds on which every option is measured; the others have only the rows that are tested."""
 ROUGH: dict[str, Any] = {"epsilon": 2.0, "moved": 1.0}
-"""The place on the map where most relevant pairs lie across silos and little is seen of them."""
+"""The setting of the map in which most relevant pairs lie across silos and their counts are very noisy."""
 LABELS: tuple[int | None, ...] = (2, 5, 10, None)
 
 
 @dataclass(frozen=True)
 class Config:
-    """What to reproduce: `data` is a name, a path, or "all" of those that are found."""
+    """What to reproduce: `data` is a name, a path, or "all" for the available sets."""
 
     data: str = "all"
     scale: Literal["smoke", "full"] = "full"
     seed: int = 0
     seeds: int = 20
-    """Of Table 4 at full scale; figures take a fifth of them, the map a tenth."""
+    """Seeds of Table 4 at full scale; figures take a fifth of them, the map a tenth."""
     figures: bool = True
 
     def seeds_of(self, what: Literal["table", "rough", "figure", "map"]) -> range:
-        """The seeds of a table, of the rough place, of a figure's points or of the map's places."""
+        """Return the seeds of a table, the rough setting, a figure's points or the map's settings."""
         full = max(2, self.seeds // {"table": 1, "rough": 2, "figure": 5, "map": 10}[what])
         return range(self.seed, self.seed + (full if self.scale == "full" else 2))
 
     @property
     def small(self) -> bool:
-        """Whether this is only a look."""
+        """Whether the scale is smoke."""
         return self.scale == "smoke"
 
 
@@ -128,7 +128,7 @@ def _curve_units(name: str, config: Config) -> Iterator[Unit]:
 
 
 def _point_units(name: str, config: Config) -> Iterator[Unit]:
-    """Points of Figures 8a and 8b and of the map; all are read by plain shrinking, which is cheaper."""
+    """Yield points of Figures 8a and 8b and of the map, all read by plain shrinking, which is cheaper."""
     epsilons = EPSILONS if not config.small else (0.5, 8.0, float("inf"))
     silos = range(1, 9) if not config.small else (1, 2, 4)
     skews = SKEWS if not config.small else {"topic": 0.0, "random": 1.0}
@@ -142,7 +142,7 @@ def _point_units(name: str, config: Config) -> Iterator[Unit]:
         for epsilon in epsilons:
             yield point(Piece(short, "budget", seed, epsilon=epsilon), epsilon=epsilon)
         for count in silos:
-            if count != Case.silos:  # that is a point of the other figure, see `_sorted`
+            if count != Case.silos:  # the budget figure has this point; `_sorted` adds it
                 yield point(Piece(short, "silos", seed, silos=count), silos=count)
     for seed in config.seeds_of("rough"):
         yield point(Piece(short, "rough", seed), **ROUGH)
@@ -155,7 +155,7 @@ def _point_units(name: str, config: Config) -> Iterator[Unit]:
 
 
 def _sorted(name: str, results: Mapping[Piece, Any]) -> Results:
-    """A collection's results by kind of unit, and those of figures and of the map by what they vary."""
+    """Group a collection's results by kind of unit; those of figures and map by the parameters they vary."""
     mine = {piece: result for piece, result in results.items() if piece.data == _short(name)}
 
     def of(kind: str) -> dict[Piece, Any]:

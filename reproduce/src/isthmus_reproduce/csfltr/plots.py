@@ -1,4 +1,4 @@
-"""How cross-silo results are shown: Table 4 with the counts side by side, curves, points and the map."""
+"""Tables and plots of cross-silo results: Table 4 by kind of counts, curves, points and the map."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ PROSE = Prose("csfltr.j2")
 SHOWN = {"exact": "exact counts", "private": "private counts", "clipped": "private counts, clipped"}
 BY_INTEREST = ("nDCG@10", "ERR", "nDCG", "MAP")
 CONTROLS = ("BM25", "averaged labeller", "all-zero", "noise-aware Global", ANCHORED, "oracle", "default")
-"""The rows without which the paper's cannot be read."""
+"""Control rows, which are needed to interpret the paper's."""
 WAYS = ("Local", "Local+", "Global", "CS-F-LTR")
 POINTS = ("BM25", "Local", "Global", ANCHORED, "noise-aware Global", "CS-F-LTR", "all-zero")
-"""The rows that figures and the map show."""
+"""Rows in figures and on the map."""
 
 
 Records = Sequence[Mapping[str, Any]]
-"""What `measured` says of every ranker."""
+"""Records of every ranker, as `measured` returns them."""
 
 
 class Place(NamedTuple):
-    """A place on the map: how silos are dealt, and ε."""
+    """A setting on the map: how silos are dealt, and ε."""
 
     deal: str
     epsilon: float
@@ -37,8 +37,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """What the units of one collection gave: seeds of the table, of the paper's protocol, of curves and of
-    the rough place; points by ε, by the number of silos, and by their place on the map."""
+    """Results of one collection's units: seeds of the table, of the paper's protocol, of curves and of the
+    rough setting; points by ε, by the number of silos, and by their setting on the map."""
 
     table: Sequence[Any]
     printed: Sequence[Any] = ()
@@ -50,22 +50,22 @@ class Results:
 
 
 def at_labels(units: Sequence[Any], labels: int | None = None) -> list[Records]:
-    """Every seed's records of a point, with so many labelled queries a silo, or with all."""
+    """Return every seed's records of a point with this number of labelled queries a silo, or with all."""
     return [point["rows"] for unit in units for point in unit["points"] if point["labels"] == labels]
 
 
 def rows_named(records: Records, row: str) -> list[Mapping[str, Any]]:
-    """The records of a row, one a silo where every silo has a model."""
+    """Return the records of a row: one, or one per silo if every silo has a model."""
     return [record for record in records if record["row"] == row]
 
 
 def mean_of(records: Records, row: str, measure: str = "nDCG@10") -> float:
-    """A row's test figure; the mean over silos where the row has one model a silo."""
+    """Return a row's test value; the mean over silos if the row has one model per silo."""
     return float(np.mean([record["test"][measure] for record in rows_named(records, row)]))
 
 
 def side_by_side(cells: Sequence[Cell], measure: str, name: str) -> Table:
-    """One measure of Table 4: what is printed, and the counts as columns."""
+    """Build a table of one measure of Table 4: printed values, and a column per kind of counts."""
     here = [cell for cell in cells if cell.table == "4" and cell.measure == measure]
     by_place = {(cell.row, cell.part, cell.variant): cell for cell in here}
     lines = sorted(
@@ -86,7 +86,7 @@ def _estimate(cell: Cell | None) -> Estimate | None:
 
 
 def options(cells: Sequence[Cell], name: str) -> Table:
-    """Every row of private counts: on validation queries, by which a default is chosen, and on test."""
+    """Tabulate every row of private counts, on validation (by which a default is chosen) and on test."""
     chosen = {cell.row: cell for cell in cells if cell.table == "validation"}
     tested = {
         cell.row: cell
@@ -100,7 +100,7 @@ def options(cells: Sequence[Cell], name: str) -> Table:
 
 
 def curves(units: Sequence[Any], name: str) -> Iterator[Plot]:
-    """A panel for every silo, with the band of the seeds."""
+    """Yield a plot for every silo, with a band over seeds."""
     for at in range(min(len(unit["silos"]) for unit in units)):
         lines = {}
         for way in WAYS:
@@ -114,11 +114,11 @@ def curves(units: Sequence[Any], name: str) -> Iterator[Plot]:
 
 
 BANDS = (ANCHORED, "CS-F-LTR", "Local")
-"""The rows whose intervals are drawn; all are in the table below."""
+"""Rows whose intervals are drawn; all are in the table below."""
 
 
 def points(cells: Sequence[Cell], x: str) -> Plot:
-    """nDCG@10 over what is varied; ε on a logarithmic scale, ∞ one step beyond the largest."""
+    """Plot nDCG@10 over the varied parameter; ε on a logarithmic scale, ∞ one step beyond the largest."""
     lines: dict[str, list[tuple[float, Cell]]] = {}
     for cell in cells:
         if cell.measure == "nDCG@10":
@@ -144,7 +144,7 @@ def _place(variant: str) -> float:
 
 
 def costs(by_silos: Mapping[int, Sequence[Any]]) -> Iterator[str]:
-    """Whether the cost of more silos grows faster than the number of their pairs."""
+    """Report whether the cost of more silos grows faster than the number of their pairs."""
     spent = {count: float(np.mean([unit["seconds"] for unit in units])) for count, units in by_silos.items()}
     several = sorted(count for count in spent if count > 1)
     if len(several) < 2:
@@ -156,7 +156,7 @@ def costs(by_silos: Mapping[int, Sequence[Any]]) -> Iterator[str]:
 
 
 def gain_map(places: Mapping[Place, Sequence[Any]], name: str) -> Iterator[str | Table]:
-    """Every place on the map with its rows and which of them leads; then what each step is worth."""
+    """Yield a table of every setting with its rows and the best one; then the worth of each step."""
     rows: list[tuple[str | float, ...]] = []
     for place, units in places.items():
         for labels in labels_of(units):
@@ -174,12 +174,12 @@ def gain_map(places: Mapping[Place, Sequence[Any]], name: str) -> Iterator[str |
 
 
 def labels_of(units: Sequence[Any]) -> list[int | None]:
-    """The numbers of labelled queries a silo that a place was measured with."""
+    """Return the numbers of labelled queries per silo with which a setting was measured."""
     return [point["labels"] for point in units[0]["points"]]
 
 
 def said_labels(labels: int | None) -> str:
-    """The number in a table: all, unless it is limited."""
+    """Return the number for a table, "all" for None."""
     return "all" if labels is None else str(labels)
 
 
@@ -190,11 +190,11 @@ STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "anchored − Global": (ANCHORED, ("Global",)),
     "training (anchored − BM25)": (ANCHORED, ("BM25",)),
 }
-"""What is worth how much: a row, and the rows of which the better one is taken off."""
+"""Steps whose worth is measured: a row, and the rows of which the better one is subtracted."""
 
 
 def _steps(places: Mapping[Place, Sequence[Any]], name: str) -> Table:
-    """The worth of every step along every side of the map, all else averaged over."""
+    """Build a table of the worth of every step along every side of the map, averaged over all else."""
     spots = [
         (place.deal, f"{place.epsilon:g}", said_labels(labels), at_labels(units, labels))
         for place, units in places.items()
@@ -211,7 +211,7 @@ def _steps(places: Mapping[Place, Sequence[Any]], name: str) -> Table:
 
 
 def _worth(spots: Sequence[Sequence[Records]], row: str, others: tuple[str, ...]) -> Estimate:
-    """The mean lead of a row, with an interval over places and seeds."""
+    """Return the mean lead of a row over the best of the others, with an interval over settings and seeds."""
     leads: list[float] = []
     for seeds in spots:
         mine, *rivals = ([mean_of(records, name) for records in seeds] for name in (row, *others))

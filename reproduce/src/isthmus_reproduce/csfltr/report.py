@@ -1,4 +1,4 @@
-"""What cross-silo results come to: cells, tests over seeds and over queries, figures, and plain words."""
+"""Report of cross-silo results: cells, tests over seeds and over queries, figures, and conclusions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Contrast:
-    """One row against another: the mean difference in nDCG@10, and p over seeds and over queries."""
+    """Comparison of two rows: the mean difference in nDCG@10, and p over seeds and over queries."""
 
     first: Key
     second: Key
@@ -72,7 +72,7 @@ class Contrast:
 
     @property
     def clear(self) -> bool:
-        """Whether both tests find it."""
+        """Whether both tests are significant at 5 %."""
         return max(self.over_seeds, self.over_queries) < 0.05
 
     def __str__(self) -> str:
@@ -81,13 +81,13 @@ class Contrast:
 
 
 def seed_means(units: Sequence[Any], key: Key, measure: str = "nDCG@10") -> FloatArray:
-    """A row's test figure of every seed that has it."""
+    """Return a row's test value for every seed that has the row."""
     have = [unit[key[0]] for unit in units if rows_named(unit[key[0]], key[1])]
     return np.array([mean_of(rows, key[1], measure) for rows in have])
 
 
 def query_means(units: Sequence[Any], key: Key) -> dict[str, float]:
-    """A row's nDCG@10 of every query, averaged over the seeds that test on it."""
+    """Return a row's nDCG@10 of every query, averaged over the seeds that test on it."""
     seen: dict[str, list[float]] = {}
     for unit in units:
         for record in rows_named(unit[key[0]], key[1]):
@@ -97,7 +97,7 @@ def query_means(units: Sequence[Any], key: Key) -> dict[str, float]:
 
 
 def contrast(units: Sequence[Any], first: Key, second: Key) -> Contrast:
-    """Test one row against another, paired, on the seeds that have both."""
+    """Compare two rows by paired tests, on the seeds that have both."""
     units = [unit for unit in units if all(rows_named(unit[at], row) for at, row in (first, second))]
     one, other = seed_means(units, first), seed_means(units, second)
     mine, theirs = query_means(units, first), query_means(units, second)
@@ -116,7 +116,7 @@ CONTROLLED = {
     "private": ("Global", "all-zero", "noise-aware Global"),
     "clipped": ("Global", "all-zero", "noise-aware Global"),
 }
-"""What a labeller must beat to be worth something, by the counts it is used on."""
+"""Controls that a labeller must beat to be worth something, by the counts it is used on."""
 CONTRASTS: tuple[tuple[Key, Key], ...] = (
     (("exact", "Global"), ("exact", "Local")),
     (("exact", "CS-F-LTR"), ("exact", "Local")),
@@ -136,16 +136,16 @@ CONTRASTS: tuple[tuple[Key, Key], ...] = (
     (("private", "oracle"), ("private", "noise-aware Global")),
     (("private", "oracle"), DEFAULT),
 )
-"""What is tested."""
+"""Pairs of rows that are compared."""
 
 
 def contrasts(units: Sequence[Any]) -> dict[tuple[Key, Key], Contrast]:
-    """All tests of a collection."""
+    """Return all comparisons of a collection."""
     return {pair: contrast(units, *pair) for pair in CONTRASTS}
 
 
 def cells_of(name: str, results: Results) -> Iterator[Cell]:
-    """Every figure of one collection."""
+    """Yield every result of one collection."""
     units = results.table
     for variant, display in SHOWN.items():
         for record in units[0][variant]:
@@ -185,7 +185,7 @@ def _table_cells(name: str, units: Sequence[Any], key: Key, part: str, display: 
 
 
 def _published(row: str, part: str, at: int) -> float | None:
-    """A figure of Table 4 as printed, by its column; our first four silos are its parties."""
+    """Return a printed value of Table 4, by its column; our first four silos are its parties."""
     silo = int(part[4:]) if part.startswith("silo") else 0
     published = PRINTED.get((row, PARTIES[silo - 1] if 0 < silo <= len(PARTIES) else part))
     return None if published is None else published[at]
@@ -194,11 +194,11 @@ def _published(row: str, part: str, at: int) -> float | None:
 AS_PRINTED = {"ERR": "err_printed", "nDCG@10": "ndcg_printed@10", "nDCG": "nDCG", "MAP": "map_printed"}
 AS_THEY_ARE = {measure: measure for measure in MEASURES}
 PROTOCOL = {"measures as printed": AS_PRINTED, "the usual measures": AS_THEY_ARE}
-"""The columns of the paper's protocol, by variant."""
+"""Columns of the paper's protocol, by variant."""
 
 
 def printed_cells(name: str, units: Sequence[Any]) -> Iterator[Cell]:
-    """Table 4 by the paper's protocol whole: a row a silo where every silo has a model, and their mean."""
+    """Yield Table 4 by the paper's own protocol: a row per silo if every silo has a model, and their mean."""
     every = [(record["row"], record["part"]) for record in units[0]] if units else []
     for row, part in dict.fromkeys((*every, *((row, "all") for row, _ in every))):
         for variant, measures in PROTOCOL.items():
@@ -211,7 +211,7 @@ def printed_cells(name: str, units: Sequence[Any]) -> Iterator[Cell]:
 
 
 def _printed_values(records: Sequence[Any], row: str, part: str, measure: str) -> list[float]:
-    """A row's figures on one seed: of one silo, or of all that have one."""
+    """Return a row's values on one seed: of one silo, or of all that have one."""
     return [one["test"][measure] for one in rows_named(records, row) if part in ("all", one["part"])]
 
 
@@ -242,7 +242,7 @@ def _figure_cells(name: str, results: Results) -> Iterator[Cell]:
 
 
 def _curve_cells(name: str, units: Sequence[Any]) -> Iterator[Cell]:
-    """Figure 6: every way, silo and epoch; seeds deal differently, so a silo is its place."""
+    """Yield Figure 6: every way, silo and epoch. Seeds deal differently, so silos are matched by position."""
     for way in ("Local", "Local+", "Global", "CS-F-LTR") if units else ():
         for silo in range(min(len(unit["silos"]) for unit in units)):
             for at, epochs in enumerate(units[0]["epochs"]):
@@ -258,7 +258,7 @@ def _curve_cells(name: str, units: Sequence[Any]) -> Iterator[Cell]:
 
 
 def page_of(results: Mapping[str, Results], cells: Sequence[Cell], *, seeds: int) -> Page:
-    """The report's page, from the results of every collection and their cells."""
+    """Build the report's page from the results of every collection and their cells."""
     sections = [section for name in results for section in _sections(name, results[name], cells)]
     return Page(
         "Cross-silo federated ranking (CS-F-LTR)",
@@ -306,7 +306,7 @@ def _sections(name: str, results: Results, cells: Sequence[Cell]) -> Iterator[Se
 
 
 def _rough(results: Sequence[Any], name: str) -> tuple[str, Table]:
-    """What the paper's labeller is worth where silos are dealt at random and ε is small."""
+    """Assess the paper's labeller with silos dealt at random and a small ε."""
     units = [{"private": records} for records in at_labels(results)]
     rows = (*CONTROLLED["private"], DEFAULT_ROW, "BM25")
     against = {row: contrast(units, ("private", "CS-F-LTR"), ("private", row)) for row in rows}
@@ -334,7 +334,7 @@ def _tests_table(tests: Mapping[tuple[Key, Key], Contrast], name: str) -> Table:
 def verdicts(
     units: Sequence[Any], tests: Mapping[tuple[Key, Key], Contrast], *, circular: bool = False
 ) -> Iterator[str]:
-    """What the figures say, in words; a gain is claimed only where both tests and both controls allow it."""
+    """Yield conclusions in words; a gain is claimed only if both tests and both controls support it."""
     if circular:
         yield PROSE("circular")
         yield _direction({row: float(seed_means(units, ("exact", row)).mean()) for row in WAYS})
@@ -353,7 +353,7 @@ def verdicts(
 
 
 def _direction(ours: Mapping[str, float]) -> str:
-    """Which way the printed rows lie from each other in nDCG@10, and which way ours do."""
+    """Compare the differences of the printed rows in nDCG@10 with those of ours."""
     at, steps = MEASURES.index("nDCG@10"), []
     for row, other in (("Local+", "Local"), ("Global", "Local"), ("CS-F-LTR", "Global")):
         rows = ([values[at] for (name, _), values in PRINTED.items() if name == one] for one in (row, other))
@@ -363,7 +363,7 @@ def _direction(ours: Mapping[str, float]) -> str:
 
 
 def _protocol(cells: Sequence[Cell], seeds: int) -> str:
-    """What paper mode is, what is wrong with it, and which way its rows lie."""
+    """Describe paper mode, its faults, and the differences between its rows."""
     ours = {
         cell.row: cell.value
         for cell in cells
@@ -387,7 +387,7 @@ def _privacy(tests: Mapping[tuple[Key, Key], Contrast]) -> Iterator[str]:
 
 
 def _labeller(variant: str, by_pair: Mapping[tuple[Key, Key], Contrast]) -> str:
-    """What the paper's labeller is worth, in words."""
+    """Assess the paper's labeller against its controls, in words."""
     tests = {row: by_pair[(variant, "CS-F-LTR"), (variant, row)] for row in CONTROLLED[variant]}
     return PROSE("labeller", counts=SHOWN[variant], worth=_worth(list(tests.values())), tests=tests)
 
@@ -403,7 +403,7 @@ def _worth(tests: Sequence[Contrast]) -> str:
 
 
 def _ours(units: Sequence[Any], by_pair: Mapping[tuple[Key, Key], Contrast]) -> str:
-    """The best of our own labellers by validation, against the controls."""
+    """Assess the best of our own labellers by validation, against the controls."""
     private = [unit["private"] for unit in units]
     have = [row for row in OURS if all(rows_named(rows, row) for rows in private)]
     best = max(have, key=lambda row: np.mean([_one(rows, row)["validation"] for rows in private]))
@@ -412,6 +412,6 @@ def _ours(units: Sequence[Any], by_pair: Mapping[tuple[Key, Key], Contrast]) -> 
 
 
 def _one(records: Sequence[Any], row: str) -> Any:
-    """The record of a row with one model for all silos."""
+    """Return the record of a row with one model for all silos."""
     (record,) = rows_named(records, row)
     return record

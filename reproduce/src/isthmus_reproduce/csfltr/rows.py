@@ -1,7 +1,7 @@
-"""The rows of a cross-silo report: every way to train, and the controls it cannot be read without.
+"""The rows of a cross-silo report: every way to train, and the controls needed to interpret it.
 
-A row is a ranker trained on one world and used on one variant of its counts. Its validation figure chooses
-the product's default; its test figures, query by query, are what is reported.
+A row is a ranker trained on one world and used on one variant of its counts. Its validation value is used to
+choose the product's default; its test values, query by query, are reported.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ LABELLINGS: Mapping[str, Labelling] = {
     "all-zero, β = 1": Labelling("zero", beta=1.0),
     "oracle": Labelling("oracle", beta=0.3),
 }
-"""What labels the cross pairs, by row; all others are as the row says on the same judged pairs."""
+"""Labelling of the cross pairs, by row; rows not listed train on judged pairs as their name says."""
 
 FULL = tuple(LABELLINGS)
 MAIN = ("CS-F-LTR", "calibrated soft", "all-zero", "oracle")
@@ -68,7 +68,7 @@ FEW = ("CS-F-LTR", "all-zero")
 
 
 class Bench(Ways):
-    """One variant of a world to train on and to rank by."""
+    """One variant of a world, for training and ranking."""
 
     tables: VariantTables
 
@@ -76,7 +76,7 @@ class Bench(Ways):
         super().__init__(tables, seed=tables.world.case.seed, labels=labels)
 
     def rows(self, labellings: tuple[str, ...], *, locals_too: bool = True, more: bool = False) -> Rows:
-        """Every row on this variant."""
+        """Yield every row on this variant."""
         silos = self.silos(self.tables.inside)
         config = replace(PLAIN, seed=self.seed)
         start, models = self.begun(silos, config)
@@ -104,7 +104,7 @@ class Bench(Ways):
         return self.begun(silos, config)[0]
 
     def _other_pairs(self, config: CoTraining, start: State) -> Rows:
-        """The paper's training on cross pairs that were chosen otherwise; what is ranked stays the same."""
+        """Train as in the paper on cross pairs chosen by other rules; the ranked documents stay the same."""
         tables = self.tables
         for kind, pick in PICKS.items() if tables.variant == "private" else ():
             across = tables.across_by(pick)
@@ -112,7 +112,7 @@ class Bench(Ways):
             yield Way(f"CS-F-LTR, pairs by {kind}", "all", self.trained(silos, config, start))
 
     def _noise_aware(self, config: CoTraining, *, more: bool) -> Rows:
-        """Judged pairs as others see them: alone, drawn to BM25, beside exact ones, with labelled pairs."""
+        """Train on judged pairs as others see them: alone, anchored to BM25, with exact or labelled ones."""
         silos = self.silos(self.tables.noised)
         yield Way("noise-aware Global", "all", self.trained(silos, config))
         if self.tables.variant != "private":
@@ -134,7 +134,7 @@ class Bench(Ways):
             )
 
     def _lists(self, silos: list[SiloRows]) -> Rows:
-        """LambdaRank and LambdaMART, without and with labelled cross pairs in the lists."""
+        """Train LambdaRank and LambdaMART, without and with labelled cross pairs in the lists."""
         config = replace(LISTS, seed=self.seed)
         aware = self.silos(self.tables.noised) if self.tables.variant != "exact" else silos
         prefix = "noise-aware " if self.tables.variant != "exact" else ""
@@ -161,7 +161,7 @@ class Bench(Ways):
 
 
 def _beside(one: Letor, other: Letor) -> Letor:
-    """Both tables' rows; the second's queries under names of their own."""
+    """Join the rows of both tables; the second's queries are renamed."""
     renamed = replace(other, queries=tuple(f"{query} exact" for query in other.queries))
     return Letor.concat([one, renamed])
 
@@ -171,7 +171,7 @@ def _trees(trees: LambdaMART, scaling: Scaling) -> Scorer:
 
 
 def measured(world: DealtSilos, variant: Variant, ways: Rows) -> list[dict[str, Any]]:
-    """A record a ranker: validation nDCG@10, test means, and test nDCG@10 of every query."""
+    """Return a record per ranker: validation nDCG@10, test means, and test nDCG@10 of every query."""
     tables = world.tables[variant]
     records = [_record(world, tables, "BM25", "all", {at: tables.bm25(at) for at in tables.ranked})]
     for row, part, score in ways:
@@ -194,7 +194,7 @@ def _record(
 
 
 def table_unit(*, case: Mapping[str, Any], more: bool = True) -> dict[str, Any]:
-    """The rows of one seed, on every variant of the counts; with `more`, every option too."""
+    """Compute the rows of one seed, on every variant of the counts; with `more`, every option too."""
     began = time.process_time()
     world = DealtSilos(Case(**case))
     results: dict[str, Any] = {"cross share": world.cross_share}
@@ -207,7 +207,7 @@ def table_unit(*, case: Mapping[str, Any], more: bool = True) -> dict[str, Any]:
 
 
 def printed_unit(*, case: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The paper's protocol whole, on one seed: every row with its measures as printed and as they are."""
+    """Run the paper's own protocol on one seed: every row with printed and usual measures."""
     world = PrintedWorld(*dealt_corpus(Case(**case)))
     return [
         {"row": row, "part": part, "test": world.measured(weights)} for row, part, weights in world.ways()
@@ -215,7 +215,7 @@ def printed_unit(*, case: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def point_unit(*, case: Mapping[str, Any], labels: list[int | None]) -> dict[str, Any]:
-    """The few rows of a point of a figure or of the map, for every number of labelled queries a silo."""
+    """Compute the rows of a point of a figure or the map, for each number of labelled queries per silo."""
     began = time.process_time()
     world = DealtSilos(Case(**case))
     points = []
@@ -226,11 +226,11 @@ def point_unit(*, case: Mapping[str, Any], labels: list[int | None]) -> dict[str
 
 
 STRIDE = 3
-"""Epochs between two points of a curve, which is what a federated round has."""
+"""Epochs between two points of a curve: those of a federated round."""
 
 
 def curve_unit(*, case: Mapping[str, Any]) -> dict[str, Any]:
-    """Figure 6: nDCG@10 of every silo's test queries against the epochs trained, for the four ways."""
+    """Compute Figure 6: nDCG@10 of every silo's test queries by number of epochs, for the four ways."""
     world = DealtSilos(Case(**case))
     tables = world.tables["private"]
     silos = tables.silos(tables.inside)
@@ -263,7 +263,7 @@ def curve_unit(*, case: Mapping[str, Any]) -> dict[str, Any]:
 def _passes(
     start: Mapping[str, NDArray[Any]], data: Letor, config: CoTraining, silo: int
 ) -> Iterator[Parameters]:
-    """The models of one silo alone, every few epochs."""
+    """Yield the models of one silo alone, every `STRIDE` epochs."""
     model, local = dict(start), config.local(STRIDE)
     for at in range(config.rounds):
         model = train_epochs(model, data, local, Streams(config.seed)("curve", silo, at)).parameters
@@ -271,7 +271,7 @@ def _passes(
 
 
 def _by_silo(world: DealtSilos, model: Mapping[str, NDArray[Any]], scaling: Scaling) -> dict[str, float]:
-    """Test nDCG@10 of every silo's queries."""
+    """Return test nDCG@10 of every silo's queries."""
     table = world.tables["private"].ranked[2]
     values = world.evaluated(table, scores_of(dict(model), scaling(table)), 2).per_query("nDCG@10")
     homes = dict(zip(world.corpus.queries.ids, world.corpus.queries.silos.tolist(), strict=True))

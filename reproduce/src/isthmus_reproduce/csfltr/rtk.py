@@ -1,8 +1,8 @@
-"""Reverse top-K: which documents have a word most often, without looking at all of them.
+"""Reverse top-K: the documents that have a word most often, without scanning all of them.
 
-Every cell keeps the αK documents with its largest values (the RTK sketch of CS-F-LTR's ICDE'21 version). It
-is built from cells that are noisy already, so it costs nothing on top. A document answers a word if more than
-a share β of the word's z cells list it; its count is the median of those.
+Every cell stores the αK documents with its largest values (the RTK sketch of CS-F-LTR's ICDE'21 version). It
+is built from cells that are noisy already, so it adds no privacy cost. A document is a result for a word if
+more than a share β of the word's z cells list it; its count is the median of those.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FACTOR, SHARE, DEPTH = 5, 0.1, 150
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ReverseTopK:
-    """The documents of cell i, largest value first, are `offsets[i]:offsets[i + 1]`."""
+    """A reverse top-K sketch: cell i lists documents `offsets[i]:offsets[i + 1]`, largest value first."""
 
     family: HashFamily
     offsets: IntArray
@@ -31,7 +31,7 @@ class ReverseTopK:
 
     @classmethod
     def of(cls, noisy: Sketch, *, k: int = DEPTH, factor: int = FACTOR) -> ReverseTopK:
-        """Keep the α·K largest positive values of every cell; of equal ones the earlier documents."""
+        """Store the α·K largest positive values of every cell; of equal ones the earlier documents."""
         if k < 1 or factor < 1:
             raise ConfigError(f"α = {factor} and K = {k}", key="k", expected="whole numbers from 1")
         positive = np.flatnonzero(noisy.values > 0)
@@ -45,7 +45,7 @@ class ReverseTopK:
         return cls(noisy.family, offsets_of(cells[best], noisy.family.size), documents, chosen)
 
     def having(self, word: int, cells: IntArray, *, share: float = SHARE) -> tuple[IntArray, FloatArray]:
-        """The documents that a word's cells list often enough, and their counts."""
+        """Return the documents that a word's cells list often enough, and their counts."""
         rows = rows_of(self.offsets, cells[:, word])
         order = np.lexsort((self.values[rows], self.documents[rows]))
         distinct, starts, times = np.unique(
@@ -57,7 +57,7 @@ class ReverseTopK:
         return distinct[enough], middles[enough]
 
     def search(self, words: Ids, weights: FloatArray, *, k: int = DEPTH, share: float = SHARE) -> IntArray:
-        """The K documents with the largest weighted sum of counts over a query's words, best first.
+        """Return the K documents with the largest weighted sum of counts over a query's words, best first.
 
         `weights` has a value for every word of the vocabulary; only words in the column count.
         """

@@ -1,4 +1,4 @@
-"""Other rules that choose pairs across silos, beside the best by BM25.
+"""Rules that choose pairs across silos, other than the best by BM25.
 
 rtk      from a reverse top-K sketch, without scoring all documents
 random   any documents
@@ -25,7 +25,7 @@ from isthmus_reproduce.csfltr.rtk import ReverseTopK
 def by_sketch(
     view: CountsView, queries: Tokens, depth: int, rng: np.random.Generator, banned: Mask | None = None
 ) -> IntArray:
-    """What the reverse top-K sketch of the bodies finds, then others."""
+    """Choose documents by the reverse top-K sketch of the bodies, then others."""
     counts = view.counts["body"]
     if not isinstance(counts, PrivateCounts) or not isinstance(counts.noisy, PublishedCells):
         raise ConfigError("a reverse top-K sketch is made of released cells", key="rtk")
@@ -43,20 +43,20 @@ def by_sketch(
 def at_random(
     view: CountsView, queries: Tokens, depth: int, rng: np.random.Generator, banned: Mask | None = None
 ) -> IntArray:
-    """Documents of the other silo drawn at random, whatever their scores."""
+    """Choose documents of the other silo at random, whatever their scores."""
     return best(rng.random((len(queries), len(view))), depth, banned)
 
 
 def half_at_random(
     view: CountsView, queries: Tokens, depth: int, rng: np.random.Generator, banned: Mask | None = None
 ) -> IntArray:
-    """The upper half of the best by BM25, and documents below them at random."""
+    """Choose the upper half of the best by BM25, and documents below them at random."""
     scores = view.scores(queries, FIELDS)
     upper = best(scores, depth, banned)
     lottery = rng.random(scores.shape)
     if banned is not None:
         lottery[banned] = np.inf
-    lottery = np.append(lottery, np.full((len(queries), 1), np.inf), axis=1)  # where −1 stands
+    lottery = np.append(lottery, np.full((len(queries), 1), np.inf), axis=1)  # last column for −1 in `first`
     size = upper.shape[1]
     first = upper[:, : (size + 1) // 2]
     np.put_along_axis(lottery, first, np.inf, axis=1)
@@ -69,7 +69,7 @@ PICKS: Mapping[str, Pick] = {"rtk": by_sketch, "random": at_random, "mixed": hal
 
 
 def judged_pairs(scores: FloatArray, grades: NDArray[np.int32], depth: int) -> Pairs:
-    """The other sampling rule: relevant documents from any rank, and the best of the rest up to `depth`."""
+    """Choose relevant documents from any rank, and the best of the rest up to `depth` documents in all."""
     ranked = np.where(grades > 0, np.inf, scores)
     chosen = np.sort(np.argsort(-ranked, axis=1, kind="stable")[:, :depth], axis=1)
     return Pairs(np.repeat(np.arange(len(scores)), chosen.shape[1]), chosen.ravel())

@@ -1,7 +1,8 @@
-"""A collection dealt into silos in every way of the trials, with its rows in three variants of the counts.
+"""A collection dealt into silos for the experiments, with its rows in three variants of the counts.
 
-`exact` counts everywhere, as nobody may see them; `private`, own documents exactly and all others through
-what they release, read by shrinking; and `clipped`, the same releases read as they are, negative values as 0.
+`exact` has exact counts everywhere, which nobody may see in practice; `private` has exact counts of own
+documents and released ones of all others, read by shrinking; `clipped` reads the same releases as they are,
+with negative values as 0.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from isthmus_reproduce.deals import deal_corpus
 Variant = Literal["exact", "private", "clipped"]
 MEASURES = ("ERR", "nDCG@10", "nDCG", "MAP")
 MOST_QUERIES = 240
-"""Queries of one world; of a larger collection every seed takes others."""
+"""Most queries of one world; from a larger collection every seed takes others."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What makes a world: `moved` is the dial from topical silos (0) to random ones (1)."""
+    """Parameters of a world; `moved` is the share placed at random: topical silos at 0, random ones at 1."""
 
     data: str
     seed: int = 0
@@ -45,16 +46,19 @@ class Case:
     reader: Literal["topics", "shrink"] = "topics"
     depth: int = 100
     small: bool = False
-    """Fewer queries and documents, for a look."""
+    """Whether to use fewer queries and documents, for smoke scale."""
     most: int = MOST_QUERIES
     width: int | None = None
     circular: bool = False
-    """The paper's labels: by rank in an exact BM25 run over all documents (1-10 → 2, 11-100 → 1)."""
+    """Whether labels are the paper's: ranks in an exact BM25 run over all documents.
+
+    Ranks 1-10 have the label 2, ranks 11-100 the label 1.
+    """
 
 
 @cache
 def collection(name: str, small: bool, circular: bool) -> Corpus:
-    """The judged queries of a collection and its documents."""
+    """Load the judged queries of a collection and its documents."""
     if name == "synthetic":
         sizes = (240, 48, 4) if small else (1600, 200, 4)
         corpus = synthetic_text.text(*sizes, words=150 if small else 300)
@@ -69,14 +73,14 @@ def collection(name: str, small: bool, circular: bool) -> Corpus:
 
 
 def dealt_corpus(case: Case) -> tuple[Corpus, Streams]:
-    """A case's collection in silos, and the streams of its seed."""
+    """Deal a case's collection into silos. Returns it with the random streams of its seed."""
     streams = Streams(case.seed).under("cross-silo", case.data)
     whole = _sampled(collection(case.data, case.small, case.circular), case, streams)
     return _dealt(whole, case, streams), streams
 
 
 class DealtSilos(CrossSilos):
-    """The world of a case, with its tables in every variant."""
+    """The silos of a case, with their tables in every variant."""
 
     measures = MEASURES
 
@@ -86,7 +90,7 @@ class DealtSilos(CrossSilos):
         super().__init__(*dealt_corpus(case), releasing)
 
     def exact(self, holder: str, *, noised: bool = False) -> CountsView:
-        """What nobody sees: a silo's documents exactly, for comparison; there is no noise to ask for."""
+        """Return a silo's documents with exact counts, for comparison; there is no noise to request."""
         fields = self.tokens[holder].items()
         return CountsView(
             self.documents[holder], {name: ExactCounts.of(own, self._whole[name]) for name, own in fields}
@@ -100,7 +104,7 @@ class DealtSilos(CrossSilos):
 
     @cached_property
     def tables(self) -> Mapping[Variant, VariantTables]:
-        """The rows of every variant, made when first asked for."""
+        """The rows of every variant, computed on first use."""
         return _Lazy(self)
 
 
@@ -143,7 +147,7 @@ class VariantTables(CrossTables):
         super().__init__(world, world.case.depth)
 
     def views(self, name: str) -> tuple[Views, Views]:
-        """As the variant has it."""
+        """Return the views of this variant."""
         if self.variant == "exact":
             return self.world.exact, self.world.exact
         if self.variant == "clipped":
@@ -153,7 +157,7 @@ class VariantTables(CrossTables):
 
     @cached_property
     def judged(self) -> dict[str, Letor]:
-        """The other sampling rule: all relevant documents of the silo from any rank beside hard negatives."""
+        """Rows by the other sampling rule: a silo's relevant documents from any rank, and hard negatives."""
         world, tables = self.world, {}
         for name, own in world.query_rows.items():
             if not len(own):

@@ -1,4 +1,4 @@
-"""From units to figures: rows with their intervals, gaps and tests, and the cells of every table."""
+"""From units to results: rows with their intervals, gaps and tests, and the cells of every table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from isthmus_reproduce.notebook import Cell
 Results = Mapping["RunUnit", Any]
 Floats = NDArray[np.float64]
 Runs = tuple[tuple[Mapping[str, Floats], ...], ...]
-"""The measures of every query, by fold, then by seed."""
+"""Measures of every query, by fold, then by seed."""
 MAIN = "nDCG@10"
 CENTRAL, BASELINE, RANDOM = "Centralised", "FedAvg", "random"
 TREE_ROWS = ("federated LambdaMART", "LambdaMART, centralised", "LightGBM")
@@ -35,7 +35,7 @@ SINGLE = "best single feature"
 REFERENCES = (SINGLE, RANDOM)
 HONEST = "FedAvg, honest silos only"
 LAST = 20
-"""The rounds at the end whose restlessness is told."""
+"""Number of last rounds over which restlessness is measured."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class RunUnit:
 
 
 def likeliest(run: RunName) -> RunName:
-    """The row of the same model with documents scored by their most probable grade."""
+    """Return the row of the same model with documents scored by their most probable grade."""
     return replace(run, variant=f"{run.variant}, {ARGMAX}" if run.variant else ARGMAX)
 
 
 def central_name(mode: Mode) -> RunName:
-    """The centralised twin of a mode."""
+    """Return the name of a mode's centralised twin."""
     return RunName("central", mode, CENTRAL)
 
 
 def overrun_name(row: str) -> RunName:
-    """A row that goes through rounds of bad silos only."""
+    """Return the name of a row that goes through rounds in which all silos are bad."""
     return RunName("overrun", "sound", row)
 
 
@@ -79,32 +79,32 @@ class Row:
 
     @property
     def n(self) -> int:
-        """Seeds × folds."""
+        """Number of seeds × folds."""
         return sum(len(fold) for fold in self.runs)
 
     def by_run(self, measure: str) -> list[list[float]]:
-        """The mean over queries, ×100, of every run, by fold."""
+        """Return the mean over queries, ×100, of every run, by fold."""
         return [[100 * float(np.nanmean(run[measure])) for run in fold] for fold in self.runs]
 
     def by_fold(self, measure: str) -> Floats:
-        """The mean over seeds of every fold, ×100: what intervals are made of."""
+        """Return the mean over seeds of every fold, ×100, from which intervals are computed."""
         return np.array([np.mean(fold) for fold in self.by_run(measure)])
 
     def by_query(self, measure: str) -> Floats:
-        """Every test query of every fold, its mean over seeds: what tests pair."""
+        """Return the value of every test query of every fold, the mean over its seeds, for paired tests."""
         means = [np.mean([run[measure] for run in fold], axis=0) for fold in self.runs]
         return np.concatenate(means)
 
     def mean(self, measure: str) -> float:
-        """Over folds and seeds, ×100."""
+        """Return the mean over folds and seeds, ×100."""
         return float(self.by_fold(measure).mean())
 
     def worst(self, measure: str) -> float:
-        """Of the worst run, ×100."""
+        """Return the mean over queries of the worst run, ×100."""
         return min(value for fold in self.by_run(measure) for value in fold)
 
     def cell(self, measure: str, data: str, paper: float | None = None) -> Cell:
-        """The mean with its 95 % t interval over folds."""
+        """Build a cell of the mean with its 95 % t interval over folds."""
         facts: dict[str, Any] = {"table": self.table, "row": self.row, "variant": self.variant}
         facts |= {"measure": measure, "mode": self.mode, "data": data, "paper": paper}
         folds = self.by_fold(measure)
@@ -112,7 +112,7 @@ class Row:
 
 
 class Outcome:
-    """All units of a run, read as rows and curves."""
+    """All units of a reproduction, read as rows and curves."""
 
     def __init__(self, results: Results, protocol: Protocol, seed: int) -> None:
         self.results, self.protocol, self.seed = results, protocol, seed
@@ -137,7 +137,7 @@ class Outcome:
             )
 
     def units(self, run: RunName, seeds: int) -> list[list[Any]]:
-        """The results of a run that are there, by fold."""
+        """Return the available results of a run, by fold."""
         units = [
             [RunUnit(run, fold, self.seed + seed) for seed in range(seeds)]
             for fold in range(self.protocol.folds)
@@ -153,15 +153,15 @@ class Outcome:
         return tuple(tuple(fold) for fold in folds if fold)
 
     def row(self, table: str, mode: str, row: str, variant: str = "") -> Row | None:
-        """A row, if it was computed."""
+        """Return a row, or None if it was not computed."""
         return self._rows.get((table, mode, row, variant))
 
     def rows(self, table: str, mode: str | None = None) -> list[Row]:
-        """The rows of a table."""
+        """Return the rows of a table, in one mode or in all."""
         return [row for row in self._rows.values() if row.table == table and mode in (None, row.mode)]
 
     def gap(self, value: float, measure: str) -> float | None:
-        """(x − random)/(central − random), where central is the sound twin."""
+        """Return (x − random)/(central − random), where central is the sound twin."""
         random, central = self.row("1", "sound", RANDOM), self.row("1", "sound", CENTRAL)
         if random is None or central is None:
             return None
@@ -169,12 +169,12 @@ class Outcome:
         return (value - low) / (high - low)
 
     def curves(self, run: RunName, key: str = "curve") -> Floats:
-        """A curve of every fold, the mean over its seeds; NaN after a run stopped."""
+        """Return a curve per fold, the mean over its seeds; NaN after a run stopped."""
         seeds = plans(self.protocol)[run].seeds
         return stacked([[_curve(unit, key) for unit in fold] for fold in self.units(run, seeds)])
 
     def p_values(self, mode: str, measure: str) -> dict[tuple[str, str], float]:
-        """Of every row of Table 1 against FedAvg in the same mode, by (row, variant), after Holm."""
+        """Return p (Holm) of Table 1's rows against FedAvg in the same mode, by (row, variant)."""
         base = self.row("1", mode, BASELINE)
         others = [row for row in self.rows("1", mode) if row is not base and ARGMAX not in row.variant]
         if base is None or not others:
@@ -186,7 +186,7 @@ class Outcome:
 def per_query(
     outcome: Outcome, data: str, queries: Callable[[int], Sequence[str]]
 ) -> Iterator[dict[str, Any]]:
-    """Every value behind the tables: a row for each measure of each query of a fold, `queries(fold)`.
+    """Yield every value behind the tables: a row for each measure of each query of a fold, `queries(fold)`.
 
     The experiment is `fedrisk/TABLE/MODE`, the method the table's row and variant: `FedAvgM/momentum 0.9`.
     """
@@ -218,7 +218,7 @@ def _curve(unit: Any, key: str) -> Sequence[float | None]:
 
 
 def stacked(folds: Sequence[Sequence[Sequence[float | None]]]) -> Floats:
-    """Curves of unequal length as a table of folds × rounds."""
+    """Return curves of unequal length as a table of folds × rounds, the mean over seeds."""
     length = max((len(run) for fold in folds for run in fold), default=0)
     table = np.full((len(folds), length), np.nan)
     for at, fold in enumerate(folds):
@@ -228,14 +228,14 @@ def stacked(folds: Sequence[Sequence[Sequence[float | None]]]) -> Floats:
 
 
 def restlessness(curves: Floats) -> float:
-    """The standard deviation from round to round over the last rounds, ×100, mean over folds."""
+    """Return the standard deviation of changes between the last rounds, ×100, mean over folds."""
     ends = [curve[np.isfinite(curve)][-LAST:] for curve in curves]
     known = [float(np.std(np.diff(end))) for end in ends if len(end) > 2]
     return 100 * float(np.mean(known)) if known else float("nan")
 
 
 def all_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
-    """The cells of every table and figure, in their order."""
+    """Yield the cells of every table and figure, in their order."""
     yield from _table_1_cells(outcome, data)
     yield from _figure_cells(outcome, data)
     yield from _growth_cells(outcome, data)
@@ -260,7 +260,7 @@ def _table_1_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
 
 
 def _figure_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
-    """What the figures end with; the curves themselves are in the units."""
+    """Yield the final values of the figures' curves; the curves themselves are in the units."""
     for mode in MODES:
         for variant, run in figure_2(mode).items():
             for measure in ("nDCG@1", "nDCG@5", MAIN):
@@ -304,41 +304,41 @@ def _ends(
 
 
 def last(curves: Floats) -> Floats:
-    """The last finite value of every curve."""
+    """Return the last finite value of every curve."""
     return np.array(
         [curve[np.isfinite(curve)][-1] if np.isfinite(curve).any() else np.nan for curve in curves]
     )
 
 
 def figure_2(mode: Mode) -> dict[str, RunName]:
-    """FedAvg's runs with silos alike and not, by variant."""
+    """Return FedAvg's runs with IID and non-IID silos, by variant."""
     return {"IID": RunName("fig2", mode, BASELINE, "IID"), "non-IID": RunName("1", mode, BASELINE)}
 
 
 def figure_4(mode: Mode) -> dict[str, RunName]:
-    """The runs of Figure 4, by row."""
+    """Return the runs of Figure 4, by row."""
     return {row: RunName("1", mode, row) for row in ("FedProx", "FedRisk")}
 
 
 def figure_5(protocol: Protocol, mode: Mode) -> list[RunName]:
-    """The runs of Figure 5."""
+    """Return the runs of Figure 5."""
     return [run for run in plans(protocol) if (run.table, run.mode) == ("fig5", mode)]
 
 
 def holdings(outcome: Outcome, run: RunName) -> NDArray[np.int64] | None:
-    """How many rows of every grade each silo held in the first fold."""
+    """Return the number of rows by silo and grade in the first fold."""
     unit = outcome.results.get(RunUnit(run, 0, outcome.seed))
     return None if unit is None else np.array(unit["holdings"], np.int64)
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How an ablation of alpha_mix = beta_mix = 1 ended, the mean over folds."""
+    """The end of an ablation of alpha_mix = beta_mix = 1, the mean over folds."""
 
     row: str
     depth: str
     rounds: float
-    """Rounds before the guard stopped it."""
+    """Number of rounds until the guard stopped it."""
     ndcg: float
     restless: float
     norm: float
@@ -346,13 +346,13 @@ class Growth:
     turn: float
     """log10 (1 − cos) at the end."""
     peak: tuple[float, float]
-    """The same where it was largest after the first three rounds, and in which round that was."""
+    """Largest log10 (1 − cos) after the first three rounds, and its round."""
     stopped: str
     folds: int
 
 
 def growths(outcome: Outcome) -> Iterator[Growth]:
-    """Every ablation, by row and depth."""
+    """Yield every ablation, by row and depth."""
     for row in outcome.rows("A3"):
         if row.variant not in DEPTHS:
             continue
@@ -379,7 +379,7 @@ def _log(value: float) -> float:
 
 
 def _peak(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """log10 of the largest turn after three rounds, and its round: the mean over runs."""
+    """Return log10 of the largest turn after three rounds, and its round: the mean over runs."""
     later = [np.array(turn[3:] or turn) for turn in turns]
     first = [min(3, len(turn) - len(rest)) + 1 for turn, rest in zip(turns, later, strict=True)]
     places = [float(rest.argmax()) + at for rest, at in zip(later, first, strict=True)]
@@ -419,37 +419,37 @@ def _attack_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
 
 
 def bad_weight(outcome: Outcome, row: Row) -> float | None:
-    """The mean share of weight that silos with inverted grades had."""
+    """Return the mean share of weight of silos with inverted grades."""
     units = outcome.units(RunName("attack", "sound", row.row), outcome.protocol.seeds)
-    weights = [unit["bad weight"] for fold in units for unit in fold if unit.get("bad weight")]
+    weights = [unit["bad weight"] for fold in units for unit in fold if "bad weight" in unit]
     return float(np.mean(weights)) if weights else None
 
 
 @dataclass(frozen=True)
 class Overrun:
-    """What bad rounds did to a row: curves of folds × rounds, the first `good` of which were good."""
+    """Effect of bad rounds on a row: curves of folds × rounds, of which the first `good` were good."""
 
     good: int
     curves: Floats
-    """Of the global model."""
+    """Curves of the global model."""
     released: Floats
-    """Of the average over rounds, which is what is saved."""
+    """Curves of the average over rounds, which is the model that is saved."""
     memory: float
-    """The weight of the previous model in the bad rounds."""
+    """Weight of the previous model in the bad rounds."""
 
     def at(self, place: int, *, released: bool = False) -> Floats:
-        """Every fold's measure, ×100, so many bad rounds after the good ones."""
+        """Return every fold's measure, ×100, after `place` bad rounds that follow the good ones."""
         curves = self.released if released else self.curves
         return 100 * curves[:, self.good - 1 + place]
 
     @property
     def bad(self) -> int:
-        """The number of bad rounds."""
+        """Number of bad rounds."""
         return int(self.curves.shape[1]) - self.good
 
 
 def overruns(outcome: Outcome) -> dict[str, Overrun]:
-    """Every row that went through bad rounds."""
+    """Return every row that went through bad rounds."""
     by_row = {}
     for row in all_bad(outcome.protocol):
         folds = outcome.units(overrun_name(row), 1)

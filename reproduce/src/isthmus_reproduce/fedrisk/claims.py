@@ -1,6 +1,7 @@
-"""What the FedRisk paper claims of Table 1 and Figure 4, and whether this run says so too.
+"""The FedRisk paper's claims about Table 1 and Figure 4, checked against this run.
 
-A claim holds, does not hold, or cannot be told from this run. Both scorings of documents are asked.
+A claim holds, does not hold, or cannot be decided from this run. Each is checked under both scorings of
+documents.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from isthmus_reproduce.intervals import LEAST_FOLDS, fold_interval
 Verdict = Literal["holds", "does not hold", "cannot be told"]
 SURE = 0.05
 CONVERGED, FLAT = 20, 1.0
-"""A curve has converged by this round if it then stays within so many points (×100) of where it ends."""
+"""A curve has converged by this round if it then stays within so many points (×100) of its end."""
 GAINS = (
     ("FedProx", "nDCG@5", 15.6),
     ("FedAvg", MAIN, 18.0),
     ("FedAdagrad", MAIN, 39.7),
     ("FedAdagrad", "nDCG@5", 52.1),
 )
-"""Baseline, measure and by how many per cent FedRisk is printed to be better."""
+"""Baseline, measure, and by how many per cent FedRisk is better as printed."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What is printed, what this run has in its place, and the verdict."""
+    """A printed claim, the corresponding value of this run, and the verdict."""
 
     text: str
     scoring: str
@@ -40,7 +41,7 @@ class Claim:
 
 
 def claims(outcome: Outcome) -> Iterator[Claim]:
-    """Every claim under both scorings, from the rows of paper mode."""
+    """Yield every claim under both scorings, from the rows of paper mode."""
     for scoring in ("expected grade", ARGMAX):
         rows = {
             name: _row(outcome, name, scoring)
@@ -75,7 +76,7 @@ def _gain(risk: Row, other: Row, measure: str) -> tuple[float, Verdict]:
 
 def _equal(risk: Row, central: Row, scoring: str) -> Claim:
     gain, verdict = _gain(risk, central, MAIN)
-    if verdict == "cannot be told":  # no difference is what is claimed; a small one is no refutation either
+    if verdict == "cannot be told":  # the claim is equality: an undecided test with a small gain supports it
         verdict = "holds" if abs(gain) < 5 else "cannot be told"
     return Claim(f"equal to centralised in {MAIN}", scoring, f"{gain:+.1f} %", verdict)
 

@@ -1,8 +1,8 @@
-"""The defaults of `train`, measured on data sets of several sizes, and chosen anew with each family left out.
+"""The defaults of `train`, measured on data sets of several sizes; each choice leaves one family out.
 
 Every row trains on the same deal of whole queries, skewed by their grades, and is measured by nDCG@10 of the
 test queries that have a relevant document. A choice is made by the mean over the families of data that are
-not reported on; sub-samples of a set are of its family.
+not reported on; sub-samples of a set belong to its family.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MEASURE = "nDCG@10"
 ROUNDS = 100
 LAST, STOPPED = "last", "stopped by validation"
 RELEASES = (LAST, STOPPED)
-"""The average over rounds after the last one, and after the one in which it was best on validation."""
+"""The average over rounds after the last one, and after the round in which it was best on validation."""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Folds of a data set, of all its queries, or of random samples of so many of them."""
+    """Folds of a data set, with all its queries or with random samples of them."""
 
     family: str
     folds: int = 5
@@ -63,13 +63,13 @@ SMOKE = {"synthetic, 160 queries": DataSet("synthetic", folds=1), "mslr-sample":
 
 @dataclass(frozen=True)
 class Row:
-    """A training run: a strategy, who sees what, and which silos take part."""
+    """A training run: its strategy, the silos that take part, and whether it uses secure sums."""
 
     strategy: StrategyOptions = field(default_factory=StrategyOptions)
     silos: Literal["all", "inverted", "honest"] = "all"
     secure: bool = False
     probe: int | None = None
-    """The most queries of the probe, where another number than the default's."""
+    """Most queries of the probe, if not the default's number."""
 
 
 TWIN = "centralised"
@@ -94,7 +94,7 @@ DIFFERENCES = (
     *(("secure", rival) for rival in ("default", TWIN, "FedAvg, momentum 0.9")),
     ("secure, three in ten inverted", "secure, honest silos only"),
 )
-"""Which row is compared with which."""
+"""Pairs of rows that are compared."""
 _BAD = "default, three in ten inverted"
 CHOICES: Mapping[str, Mapping[str, tuple[Sequence[str], str]]] = {
     "momentum": {
@@ -111,12 +111,12 @@ CHOICES: Mapping[str, Mapping[str, tuple[Sequence[str], str]]] = {
         "off": (("no memory", "no memory, three in ten inverted"), LAST),
     },
 }
-"""For every question its options, the default first: rows whose mean tells, and the release."""
+"""Options of every question, the default first: the rows whose mean decides, and the release."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What to measure: `data` is a set's name, or "all" that are here; `only` keeps these rows."""
+    """What to measure: `data` is a set's name, or "all" for the available ones; `only` selects rows."""
 
     data: str = "all"
     scale: Literal["smoke", "full"] = "full"
@@ -144,9 +144,9 @@ def reproduce(
     workers: int | None = None,
     values: str | PathLike[str] | None = None,
 ) -> Reproduction:
-    """Compute what is missing in the folder, and write the report, and to `values` those of every query.
+    """Compute what is missing in the folder, write the report, and to `values` the values of every query.
 
-    The report is of all that the folder has, so that sets and rows can be added one by one.
+    The report covers all results in the folder, so that sets and rows can be added one by one.
     """
     notebook = Notebook(out, Config(scale=config.scale, seed=config.seed))
     notebook.compute(trained, _units(config), label="training", workers=workers)
@@ -156,7 +156,7 @@ def reproduce(
 
 
 def _units(config: Config) -> list[Unit]:
-    """Fold by fold, so that a folder that was interrupted has whole folds."""
+    """Return the units fold by fold, so that an interrupted run has whole folds."""
     return [
         Unit(part, {"data": part.data, "row": part.row, "fold": part.fold, "seed": part.seed})
         for part in _parts(config)
@@ -186,7 +186,7 @@ def _is_here(family: str) -> bool:
 
 @lru_cache(maxsize=2)
 def fold_of(data: str, at: int) -> Fold:
-    """A fold of a set: its own, or one of five of a random sample of its queries."""
+    """Return a fold of a set: its own, or one of five of a random sample of its queries."""
     one = SETS[data]
     if one.family in SYNTHETIC:
         parts = (load_synthetic(one.family, split, fold=at) for split in ("train", "validation", "test"))
@@ -212,8 +212,8 @@ def fold_of(data: str, at: int) -> Fold:
 
 @timed
 def trained(*, data: str, row: str, fold: int, seed: int) -> Result:
-    """One run: nDCG@10 of every test query with a relevant document, by the model that is released."""
-    run = ROWS.get(row, Row(StrategyOptions("fedavg")))  # which needs no probe, as the twin
+    """Train one row and return nDCG@10 of every test query with a relevant document, for each release."""
+    run = ROWS.get(row, Row(StrategyOptions("fedavg")))  # FedAvg for the twin: needs no probe
     config = FaultyConfig(seed=seed, strategy=run.strategy, measures=(), workers=1)
     tables, probe = held_back(fold_of(data, fold), config)
     if row == TWIN:
@@ -255,9 +255,10 @@ def _values(judge: Judge, models: Mapping[str, Any]) -> Result:
 
 
 def by_query(results: Values, data: str, runs: Sequence[tuple[str, str]]) -> list[FloatArray]:
-    """nDCG@10 of every test query of a set under each row and release, on folds and seeds that all have.
+    """Return nDCG@10 of a set's test queries under each row and release, on folds and seeds common to all.
 
-    Folds one after another, a query's value is the mean over seeds; empty where a row has none.
+    Folds follow one another, and a query's value is the mean over seeds. The list is empty if a row has no
+    results.
     """
     of_run = [
         {
@@ -301,9 +302,9 @@ def _set_cells(results: Values) -> Iterator[Cell]:
 
 
 def choice(results: Values, question: str, family: str) -> tuple[str, FloatArray] | None:
-    """The option that is best on the mean over all families but one, and there its values less the default's.
+    """Return the option that is best on the mean over the other families, and its gain over the default here.
 
-    Only sets that have all runs count; a family's figure is the mean over its sets. None without another
+    Only sets that have all runs count; a family's value is the mean over its sets. None without another
     family, or without this one.
     """
     options = CHOICES[question]

@@ -1,7 +1,7 @@
-"""FedRisk (Rabbi et al.), Table 1 and Figures 2-5: what is printed, our paper mode, our sound mode.
+"""FedRisk (Rabbi et al.), Table 1 and Figures 2-5: printed values, paper mode, sound mode.
 
-Beside them stand the ablations that explain the printed curves, and what the method is worth when silos are
-bad: the attack with inverted grades, with its controls. The row "default" is the product's.
+Besides, ablations explain the printed curves, and an attack with inverted grades, with its controls, shows
+how the method copes with bad silos. The row "default" is the product's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from isthmus_reproduce.fedrisk.report import report
 from isthmus_reproduce.notebook import Notebook, Reproduction, Unit
 
 DATA = ("synthetic", "mq2008", "mslr-sample")
-"""What is computed where no data are named and they are here."""
+"""Sets that are computed, if available, when none is named."""
 SMOKE = DATA[:2]
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ Work = Callable[..., dict[str, Any]]
 
 @dataclass(frozen=True)
 class Config:
-    """What to reproduce: `data` is a name or a path; `only` keeps these rows of Table 1 and nothing else."""
+    """What to reproduce: `data` is a name or a path; `only` restricts it to these rows of Table 1."""
 
     data: str = "synthetic"
     scale: Literal["smoke", "full"] = "full"
@@ -58,9 +58,9 @@ def reproduce(
     workers: int | None = None,
     values: str | PathLike[str] | None = None,
 ) -> Reproduction:
-    """Compute what is missing in the folder, and write the report, and to `values` those of every query.
+    """Compute what is missing in the folder, write the report, and to `values` the values of every query.
 
-    Units of some rows are kept for a run of all rows in the same folder, and the other way round.
+    Units of a run with `only` are reused by a run of all rows in the same folder, and the other way round.
     """
     notebook = Notebook(out, replace(config, only=()))
     protocol = protocol_for(runs.fold_of(config.data, 0), config.scale, folds=runs.count_folds(config.data))
@@ -83,7 +83,7 @@ def reproduce(
 
 
 def table_rows(protocol: Protocol) -> tuple[str, ...]:
-    """The rows of Table 1, ours included."""
+    """Return the names of Table 1's rows, ours included."""
     trained = (run.row for run in plans(protocol) if run.table == "1")
     return tuple(dict.fromkeys((*trained, CENTRAL, *TREE_ROWS, *REFERENCES)))
 
@@ -127,7 +127,7 @@ def _work(config: Config, protocol: Protocol) -> Iterator[tuple[str, Work, list[
 
 
 def _training(config: Config, protocol: Protocol) -> Iterator[Unit]:
-    """The runs fold by fold, so that a worker reads a fold once."""
+    """Yield the runs fold by fold, so that a worker reads a fold once."""
     for fold in range(protocol.folds):
         for run, plan in plans(protocol).items():
             if config.only and not (run.table == "1" and run.row in config.only):

@@ -1,10 +1,11 @@
 """Every training run of the FedRisk reproduction, by name.
 
-Paper mode is as printed: rows dealt by grade, which tears queries; features scaled per query; a linear model
-under cross-entropy, plain SGD, five local epochs, batches of 64; the last round's model. How documents are
-scored is not printed: by their expected grade, with the most probable grade (argmax) as rows of their own.
-Sound mode deals whole queries, by their highest grade, and is the product otherwise: LambdaRank, one epoch,
-an average over rounds. What the paper leaves open is the same in all rows.
+Paper mode is as printed: rows dealt by grade, which splits queries between silos; features scaled per query;
+a linear model under cross-entropy, plain SGD, five local epochs, batches of 64; the last round's model. How
+documents are scored is not printed: here by their expected grade, with the most probable grade (argmax) as
+rows of their own. Sound mode deals whole queries, by their highest grade, and otherwise trains as the product
+does: LambdaRank, one epoch, an average over rounds. Settings that the paper does not state are the same in
+all rows.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from isthmus_reproduce.faults import Fault, FaultyConfig
 Mode = Literal["paper", "sound"]
 MODES: tuple[Mode, Mode] = ("paper", "sound")
 ARGMAX: Literal["argmax"] = "argmax"
-"""Documents scored by their most probable grade, which the paper does for training errors."""
+"""Scores documents by their most probable grade, which the paper does for training errors."""
 
 CUTS = ("nDCG@1", "nDCG@5", "nDCG@10", "MRR@1", "MRR@5", "MRR@10")
 MEASURES: Mapping[str, str] = {
     **{name: f"{name}(empty=skip)" for name in CUTS},
     **{f"{name}(rel=2)": f"{name}(rel=2, empty=skip)" for name in CUTS[3:]},
 }
-"""What is reported, and how it is said in full: queries without relevant documents do not count."""
+"""Reported measures with their full form: queries without relevant documents do not count."""
 
 PAIRS = ((0.9, 0.1), (0.1, 0.9), (0.5, 0.5), (1.0, 0.0), (1.0, 1.0))
 """(alpha_mix, beta_mix) of Figure 5."""
@@ -41,15 +42,15 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
 }
 ATTACK = Fault("invert", 0.3)
 ALIKE = 100.0
-"""The concentration of the paper's IID deal, which it does not print."""
+"""Concentration of the paper's IID deal, which is not printed."""
 GEORISK = "GeoRisk of probe errors"
-"""The row that weighs silos by GeoRisk and is otherwise the product's."""
+"""The row that weighs silos by GeoRisk and otherwise equals the product's."""
 _GEORISK = FedRisk(formula="georisk")
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """Who takes part, for how long, and on how much of the data."""
+    """Numbers of silos, rounds, folds and seeds, and the amount of data."""
 
     silos: int = 100
     per_round: int = 10
@@ -57,13 +58,13 @@ class Protocol:
     folds: int = 5
     seeds: int = 1
     concentration: float = 0.1
-    """Of the paper's deal over rows; the deal over queries has 0.3."""
+    """Concentration of the paper's deal over rows; the deal over queries has 0.3."""
     least: int = 10
-    """Rows of the smallest silo in that deal."""
+    """Least rows of a silo in that deal."""
     queries: int | None = None
-    """Training queries of a fold, where not all are used."""
+    """Training queries of a fold; None for all."""
     growth: int = 100
-    """Rounds of the runs that show what alpha_mix = beta_mix = 1 does."""
+    """Rounds of the runs that show the effect of alpha_mix = beta_mix = 1."""
 
     @property
     def description(self) -> str:
@@ -77,13 +78,13 @@ class Protocol:
 
 
 def protocol_for(fold: Fold, scale: str, *, folds: int) -> Protocol:
-    """The paper's protocol where the data are large enough for 100 silos, a smaller one where they are not;
-    as many silos, and as many a round, as `isthmus train` has.
+    """Return the paper's protocol if the data are large enough for 100 silos, otherwise a smaller one with as
+    many silos, and as many per round, as `isthmus train` has.
 
-    The paper has one seed; where folds are small, and share their rows, there are three.
+    The paper has one seed; small folds, which share their rows, have three.
     """
     whole = Protocol(folds=folds)
-    if fold.train.rows < 300_000:  # too few for ten rows in every silo at a concentration of 0.1
+    if fold.train.rows < 300_000:  # too few rows for ten in every silo at concentration 0.1
         whole = replace(whole, concentration=0.3, least=1)
     silos = silos_for(len(fold.train))
     if silos < whole.silos:
@@ -113,18 +114,18 @@ class Plan:
     mode: Mode
     config: FaultyConfig
     seeds: int = 1
-    """With how many seeds it is run."""
+    """Number of seeds."""
     honest: bool = False
     """Whether the silos that the attack would strike are left out."""
     curve: bool = True
-    """Whether a figure shows what it has on test queries after every round."""
+    """Whether a figure shows its measure on test queries after every round."""
     cuts: bool = False
-    """Whether it shows nDCG@1 and nDCG@5 too: the curves of Figures 2 and 4."""
+    """Whether nDCG@1 and nDCG@5 are shown too, for the curves of Figures 2 and 4."""
 
 
 @dataclass(frozen=True)
 class RunName:
-    """What a training run is for: the table or figure, the mode, and the row and variant there."""
+    """The name of a training run: table or figure, mode, and the row and variant there."""
 
     table: str
     mode: Mode
@@ -134,7 +135,7 @@ class RunName:
 
 @cache
 def plans(protocol: Protocol) -> Mapping[RunName, Plan]:
-    """Every run by name."""
+    """Return every run by name."""
     all_plans: dict[RunName, Plan] = {}
     for mode in MODES:
         all_plans |= _table_1(protocol, mode)
@@ -177,7 +178,7 @@ def _paper(protocol: Protocol, strategy: StrategyOptions, hidden: tuple[int, ...
 
 
 def paper_training(epochs: int) -> LocalTraining:
-    """How the paper's clients train, as far as it says; its centralised row trains alike."""
+    """Return the training of the paper's clients, as far as printed; its centralised row trains alike."""
     return LocalTraining(loss="cross_entropy", optimiser="sgd", learning_rate=0.01, batch=64, epochs=epochs)
 
 
@@ -186,7 +187,7 @@ RATES = {"FedAdam": 0.03, "FedYogi": 0.03, "FedAdagrad": 0.03}
 
 
 def strategies(mode: Mode) -> dict[str, StrategyOptions]:
-    """Table 1's federated rows. FedAvgM is Flower's default, without momentum."""
+    """Return Table 1's federated rows. FedAvgM is Flower's default, without momentum."""
     rates = RATES if mode == "sound" else {}
     printed = mode == "paper"
     risk = FedRisk.paper() if printed else _GEORISK
@@ -218,7 +219,7 @@ def _table_1(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
 
 
 def _ours(protocol: Protocol) -> dict[RunName, Plan]:
-    """The product's default, its controls, and strategies that the paper only discusses."""
+    """Return the product's default, its controls, and strategies that the paper only discusses."""
     default = _sound(protocol, StrategyOptions())
     plain = Local(optimiser="sgd", learning_rate=0.1, weight_decay=0.0)
     rows = {
@@ -240,22 +241,23 @@ def _without_georisk() -> StrategyOptions:
 
 
 def _figure_2(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
-    """FedAvg with silos that are alike; the other curve is Table 1's."""
+    """Return FedAvg with IID silos; the other curve is Table 1's."""
     config = _config(protocol, mode, StrategyOptions("fedavg"))
     return {RunName("fig2", mode, "FedAvg", "IID"): Plan(mode, _alike(config, mode), cuts=True)}
 
 
 def _alike(config: FaultyConfig, mode: Mode) -> FaultyConfig:
-    """Silos that are alike: as printed by a Dirichlet draw over rows, of a large concentration."""
+    """Make silos alike: as printed, by a Dirichlet draw over rows with a large concentration."""
     if mode == "paper":
         return replace(config, dealing=replace(config.dealing, concentration=ALIKE))
     return replace(config, dealing=Dealing("query", silos=config.dealing.silos))
 
 
 def _figure_5(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
-    """Mixes with the previous model, with half the silos a round; in sound mode they are convex.
+    """Return mixes with the previous model, with half the silos a round; in sound mode they are convex.
 
-    What (1, 1) was meant to be, a memory that grows no parameters, is the server's momentum.
+    In sound mode, (1, 1) is replaced by the server's momentum: a memory that does not let the parameters
+    grow.
     """
     fewer = replace(protocol, per_round=(protocol.per_round + 1) // 2)
     rows: dict[str, FaultyConfig] = {}
@@ -277,9 +279,9 @@ def _figure_5(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
 
 
 def _ablations(protocol: Protocol) -> dict[RunName, Plan]:
-    """What is behind the paper's flat curves: ablations of alpha_mix = beta_mix = 1.
+    """Return ablations of alpha_mix = beta_mix = 1, which explain the paper's flat curves.
 
-    The last two explain the freezing, which is the linear model's.
+    The last two explain why the curves freeze, which only the linear model's do.
     """
     longer = replace(protocol, rounds=protocol.growth)
     rows = {
@@ -297,7 +299,7 @@ def _ablations(protocol: Protocol) -> dict[RunName, Plan]:
 
 
 def _attacked(protocol: Protocol) -> dict[RunName, Plan]:
-    """Three silos in ten have inverted grades."""
+    """Return the runs in which three silos in ten have inverted grades."""
     clean = _sound(protocol, StrategyOptions("fedavg"))
     rows = {
         "FedAvg": StrategyOptions("fedavg"),
@@ -323,7 +325,7 @@ def _attacked(protocol: Protocol) -> dict[RunName, Plan]:
 
 
 def all_bad(protocol: Protocol) -> Mapping[str, FaultyConfig]:
-    """Who goes on when every silo of a round is bad: the first half of the rounds, which are good."""
+    """Return the rows for rounds in which every silo is bad, configured for the good rounds before them."""
     rows = {
         "FedAvg": StrategyOptions("fedavg"),
         "FedMedian": StrategyOptions("fedmedian"),

@@ -1,4 +1,4 @@
-"""Curves over rounds, as the FedRisk report draws them."""
+"""Plots of curves over rounds for the FedRisk report."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curve:
-    """The folds' curves over rounds; NaN where a run had stopped.
+    """Curves of the folds over rounds; NaN after a run stopped.
 
-    Shown is the mean over the rounds that all folds reached, with a 95 % t band if asked for.
+    The plot shows the mean over folds for the rounds that all of them reached, with a 95 % t band if
+    requested.
     """
 
     folds: Floats
@@ -29,20 +30,20 @@ class Curve:
 
     @property
     def rounds(self) -> Floats:
-        """The rounds that are shown, from 1."""
+        """The plotted rounds, from 1."""
         rounds: Floats = 1.0 + np.flatnonzero(np.isfinite(self.folds).all(axis=0)).astype(np.float64)
         return rounds
 
     @property
     def known(self) -> Floats:
-        """Folds × rounds that are shown."""
+        """Folds × plotted rounds."""
         return self.folds[:, np.isfinite(self.folds).all(axis=0)]
 
 
 def curves_plot(
     curves: Mapping[str, Curve], *, y: str, caption: str, levels: Mapping[str, float] | None = None
 ) -> Plot:
-    """Curves by name, and levels to compare them with as dotted lines; the legend stands outside."""
+    """Plot curves by name, and levels to compare them with as dotted lines; the legend stands outside."""
     flat = dict(levels or {})
 
     def draw(axes: Any) -> None:
@@ -68,7 +69,7 @@ def _draw(axes: Any, name: str, curve: Curve) -> None:
 
 
 def _limits(curves: Mapping[str, Curve], levels: Mapping[str, float]) -> tuple[float, float]:
-    """Room for every curve and level; bands of a few folds may be cut."""
+    """Return limits with room for every curve and level; bands of a few folds may be cut."""
     values = [*levels.values(), *(float(v) for c in curves.values() for v in c.known.mean(axis=0))]
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = 0.07 * (high - low) or 1.0

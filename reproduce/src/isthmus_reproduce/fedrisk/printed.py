@@ -1,7 +1,7 @@
-"""What the FedRisk paper prints: Table 1 (×100, mean and half-width of the 95 % interval over five folds).
+"""Printed values of the FedRisk paper: Table 1 (×100, mean and half-width of the 95 % interval, five folds).
 
 MSLR-WEB10K dealt non-IID to 100 clients, ten a round, 100 rounds. The paper does not say which grade counts
-as relevant for MRR; its figures stand beside ours at grade 1.
+as relevant for MRR; its values stand beside ours at grade 1.
 """
 
 from __future__ import annotations
@@ -29,4 +29,4 @@ TABLE_1: dict[tuple[str, str], tuple[float, float]] = {
     for row, cells in _TABLE_1.items()
     for measure, cell in zip(MEASURES, cells, strict=True)
 }
-"""(row, measure): the mean and the half-width."""
+"""Mean and half-width by (row, measure)."""

@@ -1,4 +1,4 @@
-"""The report of the FedRisk reproduction: tables, figures and what they say."""
+"""The report of the FedRisk reproduction: tables, figures and conclusions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from isthmus_reproduce.intervals import LEAST_FOLDS
 
 
 def report(outcome: Outcome, data: str) -> Page:
-    """The report's page."""
+    """Build the report's page."""
     writer, trials = _Tables(outcome, data), Trials(outcome, data)
     sections = [
         Section(heading, tuple(parts))
@@ -62,7 +62,7 @@ def report(outcome: Outcome, data: str) -> Page:
 
 
 class _Tables(Writer):
-    """Table 1, the figures and what they say."""
+    """Sections on Table 1 and the figures, with conclusions."""
 
     def lead(self) -> str:
         protocol = self.outcome.protocol
@@ -94,7 +94,7 @@ class _Tables(Writer):
             yield from self._surest_zeros()
 
     def _surest_zeros(self) -> Iterator[str]:
-        """What ranking by the most probable grade does."""
+        """Describe the effect of ranking by the most probable grade."""
         random = self.outcome.row("1", "sound", RANDOM)
         if random is None:
             return
@@ -110,7 +110,7 @@ class _Tables(Writer):
         )
 
     def claims(self) -> Iterator[Part]:
-        """A verdict for every printed claim, from the cells of this run."""
+        """Yield a verdict for every printed claim, from the results of this run."""
         lines = [(one.text, one.scoring, one.value, one.verdict) for one in claims(self.outcome)]
         if lines:
             header = ("printed claim", "documents scored by", "here", "verdict")
@@ -146,7 +146,7 @@ class _Tables(Writer):
         )
 
     def _ordered(self, mode: str) -> list[Row]:
-        """The paper's rows in its order, then ours."""
+        """Return the paper's rows in its order, then ours."""
         order = {name: at for at, name in enumerate(printed.ROWS)}
         return sorted(self.outcome.rows("1", mode), key=lambda row: order.get(row.row, len(order)))
 
@@ -216,12 +216,13 @@ class _Tables(Writer):
             yield PROSE("mixes")
 
     def by_argmax(self) -> Iterator[Part]:
-        """The curves of Figures 2, 4 and 5 once more, of the same models with the other scoring."""
+        """Yield the curves of Figures 2, 4 and 5 again, for the same models with the other scoring."""
         runs = (*figure_4("paper").values(), *figure_2("paper").values())
         shown = dict.fromkeys((*runs, *figure_5(self.outcome.protocol, "paper")))
         curves: dict[str, Curve] = {}
         for run in shown:
-            name = f"{run.row} {run.variant}".strip() + (", 5 silos" if run.table == "fig5" else "")
+            fewer = f", {(self.outcome.protocol.per_round + 1) // 2} silos" if run.table == "fig5" else ""
+            name = f"{run.row} {run.variant}".strip() + fewer
             self._add(curves, name, run, key=ARGMAX, band=False)
         yield from self._plotted(curves, "Paper mode by the most probable grade", MAIN)
 

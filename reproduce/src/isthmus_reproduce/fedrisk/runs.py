@@ -1,7 +1,7 @@
 """The units of the FedRisk reproduction: one fold and seed of one run each, as JSON.
 
-A unit's `queries` has every measure of every test query, so that tables can average over whatever they like
-and tests can pair. Curves are on test queries, and nothing is stopped or chosen by them.
+A unit's `queries` has every measure of every test query, so that tables can average in any way and tests can
+pair. Curves are on test queries, and nothing is stopped or chosen by them.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from isthmus_reproduce.fedrisk.plans import (
 FOLDS = 5
 WATCHED = "nDCG@10(empty=skip)"
 LOOKED_AT = 100
-"""Validation and test queries of a look."""
+"""Number of validation and of test queries at smoke scale."""
 BAD_ROUNDS = 5
 Result = dict[str, Any]
 
 
 def count_folds(data: str) -> int:
-    """How many folds the data have; synthetic ones can have any number."""
+    """Return the number of folds of the data; synthetic data can have any number."""
     return FOLDS if data in SYNTHETIC else len(load_folds(data))
 
 
@@ -60,7 +60,7 @@ def _folds(data: str) -> tuple[Fold, ...]:
 
 @lru_cache(maxsize=2)
 def fold_of(data: str, at: int, queries: int | None = None) -> Fold:
-    """A fold, or the first queries of its parts."""
+    """Return a fold, or the first queries of its parts."""
     if data in SYNTHETIC:
         parts = (load_synthetic(data, split, fold=at) for split in ("train", "validation", "test"))
         fold = Fold(data, *parts)
@@ -77,7 +77,7 @@ def fold_of(data: str, at: int, queries: int | None = None) -> Fold:
 
 @lru_cache(maxsize=2)
 def _stretched(data: str, at: int, queries: int | None) -> Fold:
-    """A fold with features scaled per query, before any dealing tears queries."""
+    """Return a fold with features scaled per query, before a deal splits queries."""
     fold = fold_of(data, at, queries)
     stretch = Scaling("minmax", fold.train.width)
     return replace(
@@ -90,7 +90,7 @@ def _tables(data: str, at: int, protocol: Protocol, mode: Mode) -> Fold:
 
 
 def timed(work: Callable[..., Result]) -> Callable[..., Result]:
-    """The unit with the seconds it took, by the clock and of the processor."""
+    """Decorate a unit to add the wall-clock and processor seconds that it took."""
 
     @wraps(work)
     def measured(**arguments: Any) -> Result:
@@ -106,7 +106,7 @@ def timed(work: Callable[..., Result]) -> Callable[..., Result]:
 
 @contextmanager
 def _once_is_enough() -> Iterator[None]:
-    """Hundreds of runs have the same known faults, and end as the report says."""
+    """Silence log messages below errors: hundreds of runs have the same faults, listed in the report."""
     logger = logging.getLogger("isthmus.federation")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -118,7 +118,7 @@ def _once_is_enough() -> Iterator[None]:
 
 @timed
 def federated(*, data: str, protocol: Protocol, run: RunName, fold: int, seed: int) -> Result:
-    """One training run of a plan."""
+    """Compute one training run of a plan."""
     chosen = plans(protocol)[run]
     tables = _tables(data, fold, protocol, chosen.mode)
     config = replace(chosen.config, seed=seed)
@@ -126,7 +126,7 @@ def federated(*, data: str, protocol: Protocol, run: RunName, fold: int, seed: i
         tables, config = honest_only(tables, config)
     cuts = _Cuts(tables.test, config, chosen) if chosen.curve else None
     watched = tables.test if chosen.curve else _few(tables.validation)
-    tables, probe = held_back(tables, config)  # before the part that curves are drawn on takes its place
+    tables, probe = held_back(tables, config)  # before `watched` replaces the validation part
     trained = train(config, replace(tables, validation=watched), probe=probe, watch=cuts)
     result = _result(trained, tables.test, chosen.mode)
     if not chosen.curve:
@@ -141,7 +141,7 @@ def federated(*, data: str, protocol: Protocol, run: RunName, fold: int, seed: i
 
 
 def _few(letor: Letor) -> Letor:
-    """Some queries for a measure that nobody looks at: it takes time in every round."""
+    """Return a few queries for a measure that is not reported, since it is computed in every round."""
     return letor[np.flatnonzero(highest_grades(letor) > 0)[:10]]
 
 
@@ -156,7 +156,7 @@ def _result(trained: Training, test: Letor, mode: Mode) -> Result:
 
 
 def _both_scorings(ranker: MLP, test: Letor, mode: Mode) -> Result:
-    """The measures of every query; a graded classifier's also by the most probable grade."""
+    """Return the measures of every query; in paper mode also with scoring by the most probable grade."""
     result: Result = {"queries": by_query(test, _scores(ranker, test))}
     if mode == "paper":
         likeliest = MLP.of(ranker.parameters_, ranker.scaling_, scoring=ARGMAX)
@@ -165,7 +165,7 @@ def _both_scorings(ranker: MLP, test: Letor, mode: Mode) -> Result:
 
 
 def _turn(record: RoundRecord) -> float | None:
-    """1 − cos(θ_t, θ_{t−1})."""
+    """Return 1 − cos(θ_t, θ_{t−1})."""
     return None if record.cosine is None else max(0.0, 1 - record.cosine)
 
 
@@ -174,12 +174,12 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _scores(ranker: MLP, test: Letor) -> NDArray[np.float64]:
-    with np.errstate(over="ignore", invalid="ignore"):  # what diverged is told elsewhere
+    with np.errstate(over="ignore", invalid="ignore"):  # divergence is reported elsewhere
         return np.nan_to_num(ranker.score(test))
 
 
 def by_query(test: Letor, scores: NDArray[np.float64]) -> dict[str, list[float | None]]:
-    """Every measure of every query; none where a query does not count."""
+    """Return every measure of every query; None for queries that do not count."""
     evaluation = evaluate(test.qrels(), test.run(scores), list(MEASURES.values()))
     values = {name: evaluation.values[evaluation.resolve(measure)] for name, measure in MEASURES.items()}
     return {
@@ -189,7 +189,7 @@ def by_query(test: Letor, scores: NDArray[np.float64]) -> dict[str, list[float |
 
 
 class _Cuts:
-    """nDCG@1 and nDCG@5 on test queries after every round; in paper mode also nDCG@10 by argmax."""
+    """Records nDCG@1 and nDCG@5 on test queries after every round; in paper mode also nDCG@10 by argmax."""
 
     def __init__(self, test: Letor, config: FaultyConfig, plan: Plan) -> None:
         names = ("nDCG@1", "nDCG@5") if plan.cuts else ()
@@ -213,7 +213,7 @@ class _Cuts:
 
 
 def honest_only(tables: Fold, config: FaultyConfig) -> tuple[Fold, FaultyConfig]:
-    """What the silos hold that the attack would not strike, and a deal that gives each its own again."""
+    """Return the data of silos that the attack would not strike, and a deal that gives each its own again."""
     honest_tables = replace(tables, train=honest_queries(tables.train, config))
     rest, _ = held_back(honest_tables, config)  # a small silo may lose all its queries to the probe
     left = len({query.partition("/")[0] for query in rest.train.queries})
@@ -222,7 +222,7 @@ def honest_only(tables: Fold, config: FaultyConfig) -> tuple[Fold, FaultyConfig]
 
 
 def honest_queries(letor: Letor, config: FaultyConfig) -> Letor:
-    """The rows of silos that the attack would not strike, their silo before every query's name."""
+    """Return the rows of silos that the attack would not strike, with the silo before query names."""
     dealt = deal(letor, config.dealing, Streams(config.seed))
     honest = np.flatnonzero(~afflicted(ATTACK, 0, config.seed, dealt.silos))
     parts = ((silo, dealt.part(letor, silo)) for silo in honest.tolist())
@@ -232,7 +232,7 @@ def honest_queries(letor: Letor, config: FaultyConfig) -> Letor:
 
 
 def _weight_of_bad(history: Sequence[RoundRecord], config: FaultyConfig, silos: int) -> float:
-    """The share of all weight that silos with spoiled grades had."""
+    """Return the share of all weight that silos with spoiled grades had."""
     struck = np.flatnonzero(afflicted(config.faults[0], 0, config.seed, silos)).tolist()
     bad = {f"silo-{silo:0{len(str(silos - 1))}}" for silo in struck}
     weights = [(name, weight) for record in history for name, weight in record.weights.items()]
@@ -242,7 +242,7 @@ def _weight_of_bad(history: Sequence[RoundRecord], config: FaultyConfig, silos: 
 
 @timed
 def overrun(*, data: str, protocol: Protocol, row: str, fold: int, seed: int) -> Result:
-    """Half of the rounds as they should be, then some in which every silo has inverted grades.
+    """Run the good rounds, half of all, and then some in which every silo has inverted grades.
 
     `curve` is the global model's, `released` that of the average over rounds.
     """
@@ -268,7 +268,7 @@ def overrun(*, data: str, protocol: Protocol, row: str, fold: int, seed: int) ->
 
 @timed
 def central(*, data: str, protocol: Protocol, mode: Mode, fold: int, seed: int) -> Result:
-    """The centralised twin: the same model on all rows in one place.
+    """Train the centralised twin: the same model on all rows in one place.
 
     In paper mode it makes as many passes over the rows as the federation does.
     """
@@ -284,7 +284,7 @@ def central(*, data: str, protocol: Protocol, mode: Mode, fold: int, seed: int) 
 
 @timed
 def references(*, data: str, protocol: Protocol, fold: int) -> Result:
-    """A random ranker (the mean of many), and the feature that ranks training queries best by itself."""
+    """Measure a random ranker (the mean of many) and the single feature that ranks training queries best."""
     tables = fold_of(data, fold, protocol.queries)
     test = tables.test
     rng = Streams(0)("random ranker", fold)
@@ -302,7 +302,7 @@ def _mean_by_query(lists: Sequence[Sequence[float | None]]) -> list[float | None
 
 
 def best_feature(letor: Letor) -> tuple[int, float]:
-    """The column, and 1 or −1, by which these lists have the best nDCG@10."""
+    """Return the column, and its sign 1 or −1, with the best nDCG@10 on these lists."""
     ways = [(column, sign) for column in range(letor.width) for sign in (1.0, -1.0)]
 
     def value(way: tuple[int, float]) -> float:
@@ -318,7 +318,7 @@ TREE_SILOS = 4
 
 @timed
 def trees(*, data: str, protocol: Protocol, fold: int) -> Result:
-    """LightGBM on all rows; XGBoost on all rows and across silos. Empty without the extra."""
+    """Train LightGBM on all rows, and XGBoost on all rows and across silos; empty without the extra."""
     from isthmus_reproduce.trees import train_silos
 
     tables = fold_of(data, fold, protocol.queries)
@@ -334,7 +334,7 @@ def trees(*, data: str, protocol: Protocol, fold: int) -> Result:
 
 
 def sorted_silos(letor: Letor) -> dict[str, Letor]:
-    """Four silos of queries sorted by their mean grade: the strongest skew there is."""
+    """Return four silos of queries sorted by their mean grade: the strongest possible skew."""
     totals = np.bincount(letor.query_of_row, letor.grades, minlength=len(letor))
     worth = totals / np.maximum(np.diff(letor.offsets), 1)
     parts = np.array_split(np.argsort(worth, kind="stable"), TREE_SILOS)

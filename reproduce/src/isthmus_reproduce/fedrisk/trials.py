@@ -1,4 +1,4 @@
-"""The FedRisk report's trials: what doubling parameters does, and what bad silos do."""
+"""Sections of the FedRisk report: effects of growing parameters and of bad silos."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ from isthmus_reproduce.prose import Prose
 Part = str | Table | Plot
 PROSE = Prose("fedrisk.j2")
 COLLAPSED = 0.5
-"""A run that keeps less than this share of the gap has collapsed."""
+"""A run that reaches less than this share of the gap has collapsed."""
 
 
 class Writer:
-    """What all sections say alike; each names the data in its titles."""
+    """Shared by all sections; each names the data in its titles."""
 
     def __init__(self, outcome: Outcome, data: str) -> None:
         self.outcome, self.data = outcome, data
         self.where = f"{data}; {outcome.protocol.description}"
 
     def estimate(self, row: Row, measure: str) -> Estimate:
-        """The mean of a row with its interval."""
+        """Return the mean of a row with its interval."""
         cell = row.cell(measure, self.data)
         return Estimate(cell.value, cell.low, cell.high)
 
     def gap(self, row: Row, measure: str) -> float | None:
-        """(x − random)/(centralised − random) of a row."""
+        """Return (x − random)/(centralised − random) of a row."""
         return self.outcome.gap(row.mean(measure), measure)
 
     def levels(self) -> dict[str, float]:
-        """What curves of the main measure are compared with."""
+        """Return the levels with which curves of the main measure are compared."""
         levels = {"centralised (sound)": CENTRAL, "best single feature": SINGLE, "random ranker": RANDOM}
         rows = {label: self.outcome.row("1", "sound", name) for label, name in levels.items()}
         return {label: row.mean(MAIN) for label, row in rows.items() if row is not None}
 
     def georisk(self, table: str, when: str) -> Iterator[str]:
-        """What the formula is worth beside the plain mean of the same probe errors."""
+        """Compare GeoRisk with the plain mean of the same probe errors."""
         full = self.outcome.row(table, "sound", GEORISK)
         plain = self.outcome.row(table, "sound", "mean probe error")
         if full is None or plain is None:
@@ -156,7 +156,7 @@ class Trials(Writer):
         yield from self._honest_share()
 
     def _honest_share(self) -> Iterator[str]:
-        """nDCG of the default under attack beside that of honest silos alone."""
+        """Compare nDCG of the default under attack with that of honest silos alone."""
         names = ("default", HONEST, "default, honest silos only")
         default, honest, twin = (self.outcome.row("attack", "sound", name) for name in names)
         if default is None or honest is None or twin is None:
@@ -197,7 +197,7 @@ class Trials(Writer):
 
     @staticmethod
     def _survived(by_row: Mapping[str, Overrun]) -> str:
-        """What a bad round costs, and what all of them do."""
+        """Describe the loss after one bad round, and after all of them."""
         rows = {"default": "default", "plain": "FedRisk", "bare": "default without memory"}
 
         def lost(one: Overrun, place: int) -> float:

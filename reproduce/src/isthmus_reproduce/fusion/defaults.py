@@ -1,8 +1,9 @@
-"""The defaults of `calibrate` and `fuse`, measured on worlds whose truth is known and on judged runs.
+"""The defaults of `calibrate` and `fuse`, measured on simulated worlds and on judged runs.
 
-In a world the fusers learn from its judged queries and are compared on fresh ones, each with the best of
-CombSUM, convex, RRF and the single runs there, the best being known only afterwards. Calibration is judged
-as the command judges it, on lists held out. For a folder of runs everything is held out, fold by fold.
+In a world, whose truth is known, the fusers learn from its judged queries and are compared on fresh ones,
+each with the best of CombSUM, convex, RRF and the single runs there; which one is best is known only
+afterwards. Calibration is evaluated as the command does it, on held-out lists. For a folder of runs
+everything is held out, fold by fold.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ MEASURES = ("nDCG@10", "nDCG@10(gain=linear)")
 RIVALS = ("comb-sum", "convex", "rrf", "best run")
 AUTO, STACKED = "auto", "stacked"
 RUNS = Path("runs") / "trec-dl"
-"""Where ISTHMUS_DATA has runs with judgements."""
+"""Folder of runs with judgements, below ISTHMUS_DATA."""
 FRESH = 200
 
 
 @dataclass(frozen=True)
 class Config:
-    """`data` is "worlds", a folder of TREC runs and judgements, or "all": the worlds and the runs here."""
+    """`data` is "worlds", a folder of TREC runs and judgements, or "all": worlds and the available runs."""
 
     data: str = "all"
     scale: Literal["smoke", "full"] = "full"
@@ -48,7 +49,7 @@ class Config:
 
     @property
     def worlds(self) -> range:
-        """Seeds of worlds; those of another seed are others."""
+        """Seeds of the worlds; another `seed` gives other worlds."""
         return range(1000 * self.seed, 1000 * self.seed + (200 if self.scale == "full" else 8))
 
 
@@ -67,7 +68,7 @@ def reproduce(
     workers: int | None = None,
     values: str | PathLike[str] | None = None,
 ) -> Reproduction:
-    """Compute what is missing in the folder, and write the report, and to `values` those of every query."""
+    """Compute what is missing in the folder, write the report, and to `values` the values of every query."""
     notebook = Notebook(out, config)
     worlds: dict[Any, Any] = {}
     if config.data in ("all", "worlds"):
@@ -85,7 +86,7 @@ def reproduce(
 
 
 def _per_query(worlds: Mapping[Any, Any], judged: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
-    """Every method's value of every query: fresh ones of worlds, by number as the seed, and judged ones."""
+    """Yield every method's value of every query: fresh queries of worlds, with the seed, and judged ones."""
     for part, one in worlds.items():
         about: dict[str, Any] = {"experiment": "fusion-defaults", "data": "worlds", "measure": MEASURES[0]}
         about["seed"] = part.number
@@ -109,7 +110,7 @@ def _folders(data: str) -> list[Path]:
 
 
 def world(seed: int) -> dict[str, Any]:
-    """One world: every method on its fresh queries, and the calibration of its judged ones, held out."""
+    """Measure one world: every method on its fresh queries, and calibration on its judged ones, held out."""
     drawn = FusionWorld.draw(seed, fresh=FRESH)
     judged, fresh = drawn.queries[: drawn.judged], drawn.queries[drawn.judged :]
     runs, qrels = drawn.runs, drawn.qrels
@@ -141,7 +142,7 @@ def world(seed: int) -> dict[str, Any]:
 
 
 def held_out(folder: str, relevant: int) -> dict[str, Any]:
-    """A folder of runs with judgements, held out five-fold: every method's values and calibrations."""
+    """Measure all methods and calibrations on a folder of runs with judgements, five-fold held out."""
     runs, qrels = _read(Path(folder))
     judging = Judging(relevant)
     values: dict[str, dict[str, list[float]]] = {measure: {} for measure in MEASURES}
@@ -166,7 +167,7 @@ def held_out(folder: str, relevant: int) -> dict[str, Any]:
 
 
 def _read(folder: Path) -> tuple[list[Run], Qrels]:
-    """The runs and the judgements of a folder."""
+    """Read the runs and the judgements of a folder."""
     files, judgements = sorted(folder.glob("*.run")), sorted(folder.glob("*qrels*"))
     if len(files) < 2 or not judgements:
         raise DataError(
@@ -177,20 +178,20 @@ def _read(folder: Path) -> tuple[list[Run], Qrels]:
 
 
 def _values(qrels: Qrels, run: Run, measure: str) -> list[float]:
-    """A measure of every judged query, in the order of the judgements."""
+    """Return a measure of every judged query, in the order of the judgements."""
     evaluation = evaluate(qrels, run, [measure])
     return [round(value, 6) for value in evaluation.values[evaluation.resolve(measure)].tolist()]
 
 
 def _rivals(values: Mapping[str, Sequence[float]]) -> dict[str, FloatArray]:
-    """The values of every rival, the best run being the one with the best mean."""
+    """Return the values of every rival; "best run" is the run with the best mean."""
     plain = {name: np.array(values[name]) for name in RIVALS[:-1]}
     others = [np.array(each) for name, each in values.items() if name not in (AUTO, STACKED, *plain)]
     return {**plain, RIVALS[-1]: max(others, key=np.mean)}
 
 
 def margins(worlds: Sequence[Mapping[str, Any]], row: str = AUTO) -> FloatArray:
-    """Every world's mean nDCG@10 of a method less that of the best rival there."""
+    """Return, for every world, a method's mean nDCG@10 less that of the best rival there."""
     rivals = [max(each.mean() for each in _rivals(one["values"]).values()) for one in worlds]
     mine = [
         _rivals(one["values"])[row].mean() if row in RIVALS else np.mean(one["values"][row]) for one in worlds

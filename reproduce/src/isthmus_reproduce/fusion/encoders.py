@@ -18,7 +18,7 @@ from isthmus.tables import Ids
 
 @dataclass(frozen=True, eq=False)
 class Remembered(Encoder):
-    """Another encoder with the vectors of known texts at hand, whatever order and company they come in."""
+    """An encoder that stores the vectors of known texts, so that each text always has the same vector."""
 
     keeps_vectors = True
     encoder: Encoder
@@ -34,11 +34,11 @@ class Remembered(Encoder):
 
     @property
     def fingerprint(self) -> str:
-        """The encoder's own: the vectors are the same."""
+        """Fingerprint of the inner encoder, since the vectors are the same."""
         return self.encoder.fingerprint
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Looked up where they are known."""
+        """Look up the vectors of known texts; encode the others."""
         strange = [text for text in dict.fromkeys(texts) if text not in self.rows]
         if not strange:
             return self.vectors[[self.rows[text] for text in texts]]
@@ -49,23 +49,23 @@ class Remembered(Encoder):
 
 @dataclass(frozen=True, eq=False)
 class Unmarked(Encoder):
-    """Another encoder that reads every text as `unmarked` leaves it."""
+    """An encoder that removes the markup of every text by `unmarked` first."""
 
     keeps_vectors = True
     encoder: Encoder
 
     @property
     def fingerprint(self) -> str:
-        """The encoder's own, and what is done before."""
+        """Fingerprint of the inner encoder and of the preprocessing."""
         return f"{self.encoder.fingerprint}-unmarked"
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """The vectors of the texts without markup."""
+        """Return the vectors of the texts without markup."""
         return encode_cached(self.encoder, [unmarked(text) for text in texts])
 
 
 def unmarked(text: str) -> str:
-    """A post as plain words: no placeholders or addresses, names out of their braces, hashtags as words.
+    """Return a post as plain words, without placeholders, addresses and braces, with hashtags as words.
 
     >>> unmarked("{@USA Softball@} for life! #TeamMates {{URL}}")
     'USA Softball for life! Team Mates'
@@ -77,7 +77,7 @@ def unmarked(text: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Projected(Encoder):
-    """Another encoder behind a learned linear map, so that judged pairs lie close together.
+    """An encoder followed by a learned linear map, so that judged pairs lie close together.
 
     The map minimises NT-Xent over pairs (a, b) with the other pairs of the batch as negatives:
     −log softmax_j(â_i·b̂_j / t)[i], averaged over both directions, with â = unit(P·a).
@@ -97,7 +97,7 @@ class Projected(Encoder):
         temperature: float = 0.07,
         rate: float = 1e-3,
     ) -> Projected:
-        """Learn from texts that belong together; a text is never its own negative."""
+        """Learn the map from pairs of texts that belong together; a text is never its own negative."""
         left, right = (encode_cached(encoder, texts) for texts in pairs)
         left_ids, right_ids = Ids.of(list(pairs[0])).codes, Ids.of(list(pairs[1])).codes
         matrix = np.eye(left.shape[1], dtype=np.float32)
@@ -117,20 +117,20 @@ class Projected(Encoder):
 
     @cached_property
     def fingerprint(self) -> str:
-        """The hash of the map, behind the encoder's own."""
+        """Fingerprint of the inner encoder, and the hash of the map."""
         return (
             f"{self.encoder.fingerprint}-projected-{hashlib.sha256(self.matrix.tobytes()).hexdigest()[:16]}"
         )
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """The encoder's vectors, mapped."""
+        """Return the inner encoder's vectors after the map, of unit length."""
         return unit(encode_cached(self.encoder, texts) @ self.matrix)
 
 
 def _contrast(
     matrix: Vectors, left: Vectors, right: Vectors, same: NDArray[np.bool_], temperature: float
 ) -> Vectors:
-    """The gradient of NT-Xent with respect to the map, both directions."""
+    """Return the gradient of NT-Xent with respect to the map, over both directions."""
     a, b = left @ matrix, right @ matrix
     a_norm, b_norm = (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-12 for rows in (a, b))
     a, b = a / a_norm, b / b_norm

@@ -1,8 +1,9 @@
-"""Calibrated rank fusion, Tables I-VIII and Figure 1: what is printed, our paper mode, our sound mode.
+"""Calibrated rank fusion, Tables I-VIII and Figure 1: printed values, paper mode, sound mode.
 
-Paper mode keeps what the paper does, and says so: a text is ranked only against the labels of the partition
-that its true label is in (an oracle), configurations are chosen on test, texts of several labels are copied.
-Sound mode ranks all labels, chooses on validation and keeps texts apart. The row "default" is the product's.
+Paper mode keeps the paper's procedure, and reports so: a text is ranked only against the labels of the
+partition that its true label is in (an oracle), configurations are chosen on test, texts of several labels
+are copied. Sound mode ranks all labels, chooses on validation and keeps texts apart. The row "default" is the
+product's.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PROSE = Prose("fusion.j2")
 DATA = ("twitter", "trec", "reuters")
 CALIBRATIONS = printed.CALIBRATIONS
 TOLD_TWICE = ("base", "QueryFeature")
-"""The rows that Table VI and Figure 1 show again."""
+"""The rows that Table VI and Figure 1 repeat."""
 ABSENT = "acm"
 SIZES = ("texts", "labels", "labels a text")
 SOME_TEXTS = 2_000
@@ -47,7 +48,7 @@ SOME_TEXTS = 2_000
 
 @dataclass(frozen=True)
 class Config:
-    """What to reproduce: `data` is a name, a path, or "all" of those that are found."""
+    """What to reproduce: `data` is a name, a path, or "all" for the available sets."""
 
     data: str = "all"
     scale: Literal["smoke", "full"] = "full"
@@ -55,12 +56,12 @@ class Config:
 
     @property
     def folds(self) -> int:
-        """Ten folds, or two for a look."""
+        """Number of folds: ten, or two at smoke scale."""
         return FOLDS if self.scale == "full" else 2
 
     @property
     def most(self) -> int | None:
-        """All texts, or some of them for a look."""
+        """Most texts of a set at smoke scale; None for all."""
         return None if self.scale == "full" else SOME_TEXTS
 
 
@@ -77,7 +78,7 @@ Results = Mapping[Piece, Any]
 
 
 class Fold:
-    """What the paper's two retrievers came to on one fold, by configuration."""
+    """Results of the paper's two retrievers on one fold, by configuration."""
 
     def __init__(self, result: Mapping[str, Any]) -> None:
         self.means = {
@@ -92,11 +93,11 @@ class Fold:
         }
 
     def ways(self, calibration: str) -> list[Way]:
-        """Every configuration under a calibration, in the order they were measured."""
+        """Return all configurations under a calibration, in the order of measurement."""
         return list(dict.fromkeys(way for way, _, _ in self.means if way.calibration == calibration))
 
     def value(self, way: Way, measure: str, *, split: str = "test", part: str = "all") -> float | None:
-        """A measure ×100, if the fold has it."""
+        """Return a measure ×100, or None if the fold does not have it."""
         means = self.means.get((way, split, part))
         return None if means is None else 100 * means[measure]
 
@@ -111,8 +112,8 @@ def reproduce(
 ) -> Reproduction:
     """Compute what is missing in the folder, and write the report.
 
-    To `values` go those of every text under the default and the linear model. `tuned` is a folder with an
-    encoder tuned for every fold, which are made where they are missing; None leaves them out.
+    The values of every text under the default and the linear model are written to `values`. `tuned` is a
+    folder with an encoder tuned for every fold; missing ones are tuned. With None, no tuned encoder is used.
     """
     notebook = Notebook(out, config)
     names = _names(config.data)
@@ -192,18 +193,18 @@ def _work(
 
 
 def _of(results: Results, name: str, kind: Kind, config: Config) -> list[Any]:
-    """The results of one kind, fold by fold."""
+    """Return the results of one kind, fold by fold."""
     pieces = (Piece(_short(name), fold, kind) for fold in range(config.folds))
     return [results[piece] for piece in pieces if piece in results]
 
 
 def _defaults(results: Results, name: str, config: Config) -> list[Any]:
-    """The default's results, fold by fold, with tuned encoders where there are."""
+    """Return the default's results, fold by fold, with tuned encoders if there are any."""
     return _of(results, name, "tuned", config) or _of(results, name, "default", config)
 
 
 def _folds(results: Results, name: str, mode: Mode, config: Config) -> list[Fold]:
-    """What the paper's two retrievers came to, fold by fold."""
+    """Return the results of the paper's two retrievers, fold by fold."""
     return [Fold(result) for result in _of(results, name, mode, config)]
 
 
@@ -225,7 +226,7 @@ def _all_cells(names: Sequence[str], results: Results, config: Config) -> Iterat
 
 
 def _set_cells(data: str, mode: Mode, folds: Sequence[Any]) -> Iterator[Cell]:
-    """Table I, and the retrievers in both of their readings."""
+    """Yield the cells of Table I, and of the retrievers as printed and as in the authors' code."""
     published = printed.SIZES.get(data, (None,) * len(SIZES))
     for measure, value, of_paper in zip(SIZES, folds[0]["sizes"], published, strict=True):
         yield Cell("I", data, measure, float(value), mode, data, paper=of_paper)
@@ -236,7 +237,7 @@ def _set_cells(data: str, mode: Mode, folds: Sequence[Any]) -> Iterator[Cell]:
 
 
 def _hypothesis_cells(data: str, folds: Sequence[Any]) -> Iterator[Cell]:
-    """What the paper supposes and does not test, by calibration, in sound mode."""
+    """Yield cells for the paper's untested hypotheses, by calibration, in sound mode."""
     told = [fold.get("hypotheses", {}) for fold in folds]
     for calibration, measures in told[0].items():
         for measure in measures:
@@ -247,7 +248,7 @@ def _hypothesis_cells(data: str, folds: Sequence[Any]) -> Iterator[Cell]:
 
 
 def _absent_cells() -> Iterator[Cell]:
-    """What the paper prints for ACM, whose data are absent: no figure of ours stands beside it."""
+    """Yield the printed cells for ACM, whose data are not available, without computed values."""
     for measure, size in zip(SIZES, printed.SIZES[ABSENT], strict=True):
         yield Cell("I", ABSENT, measure, float("nan"), "paper", ABSENT, n=0, paper=size)
     for (data, part, row, measure), published in printed.HEAD_TAIL.items():
@@ -259,7 +260,7 @@ def _absent_cells() -> Iterator[Cell]:
 
 
 def _calibration_cells(data: str, mode: Mode, folds: Sequence[Fold]) -> Iterator[Cell]:
-    """Tables II, III and VI: errors on head lists (in sound mode on all), over all rows of all folds.
+    """Yield Tables II, III and VI: errors on head lists (in sound mode on all), pooled over all folds.
 
     Table VI repeats two rows of each and says by how much QueryFeature reduces the error.
     """
@@ -285,7 +286,7 @@ def _calibration_cells(data: str, mode: Mode, folds: Sequence[Fold]) -> Iterator
 
 
 def _figure_cells(data: str, mode: Mode, folds: Sequence[Fold]) -> Iterator[Cell]:
-    """Figure 1: per retriever, before and after QueryFeature, every bin of the reliability diagram."""
+    """Yield Figure 1: per retriever, before and after QueryFeature, every bin of the reliability diagram."""
     part = _part(mode)
     for retriever in (SPARSE, DENSE):
         for calibration in TOLD_TWICE:
@@ -307,13 +308,13 @@ def _part(mode: str) -> str:
 
 
 def _sums(folds: Sequence[Any], retriever: str, calibration: str, part: str) -> list[Any]:
-    """The calibration sums of the folds that have lists of this part."""
+    """Return the calibration sums of the folds that have lists of this part."""
     sums = (fold.sums.get((retriever, calibration, part)) for fold in folds)
     return [one for one in sums if one]
 
 
 def _honest(sums: Sequence[Any], bins: int) -> dict[str, float]:
-    """ECE, MCE, Brier, log-loss and base rate of folds pooled."""
+    """Return ECE, MCE, Brier score, log-loss and base rate over the pooled folds."""
     if not sums:
         return {}
     pooled = _pooled(sums, bins)
@@ -333,12 +334,12 @@ def _pooled(sums: Sequence[Any], bins: int) -> Reliability:
 
 
 def _fusion_cells(data: str, mode: Mode, folds: Sequence[Fold]) -> Iterator[Cell]:
-    """Tables IV (CombMNZ by part), V (the best configuration), VII (all configurations), VIII (which one)."""
+    """Yield Tables IV (CombMNZ by part), V (best configuration), VII (all of them), VIII (which is best)."""
     for calibration in CALIBRATIONS:
         for part in ("head", "tail"):
             way = Way(calibration, "CombMNZ", "none")
             for measure in MEASURES[:6]:
-                alike = "P@1" if measure == "nDCG@1" else measure  # one label: they are equal
+                alike = "P@1" if measure == "nDCG@1" else measure  # equal for texts with one label
                 published = printed.HEAD_TAIL.get((data, part, calibration, alike))
                 values = _values(folds, way, measure, part=part)
                 about = {"row": calibration, "measure": measure, "mode": mode, "data": data}
@@ -353,7 +354,7 @@ def _fusion_cells(data: str, mode: Mode, folds: Sequence[Fold]) -> Iterator[Cell
 
 
 def _values(folds: Sequence[Fold], way: Way, measure: str, *, part: str = "all") -> list[float]:
-    """A measure ×100 of every fold that has it."""
+    """Return a measure ×100 of every fold that has it."""
     values = (fold.value(way, measure, part=part) for fold in folds)
     return [value for value in values if value is not None]
 
@@ -363,7 +364,7 @@ def _named(way: Way) -> str:
 
 
 def _chosen_cells(data: str, mode: Mode, folds: Sequence[Fold], calibration: str) -> Iterator[Cell]:
-    """Tables V and VIII: what the chosen configuration reaches, beside the one printed as best."""
+    """Yield Tables V and VIII: results of the chosen configuration, beside the one printed as best."""
     ways = chosen(folds, calibration, mode, "psnDCG@1")
     for measure in MEASURES:
         published = printed.OVERALL.get((data, calibration, measure))
@@ -381,22 +382,22 @@ def _chosen_cells(data: str, mode: Mode, folds: Sequence[Fold], calibration: str
 
 
 def _reached(folds: Sequence[Fold], ways: Sequence[Way], measure: str, split: str = "test") -> list[float]:
-    """A measure ×100 of every fold, each under its own configuration."""
+    """Return a measure ×100 of every fold, each under its own configuration."""
     values = (fold.value(way, measure, split=split) for fold, way in zip(folds, ways, strict=True))
     return [value for value in values if value is not None]
 
 
 def _told_ways(ways: Sequence[Way]) -> str:
-    """The commonest, with the number of folds that chose it where not all did."""
+    """Name the commonest configuration, with the number of folds that chose it unless all did."""
     (way, folds), *others = Counter(map(_named, ways)).most_common()
     return f"{way} ×{folds}, {len(others)} more" if others else way
 
 
 def chosen(folds: Sequence[Fold], calibration: str, mode: Mode, measure: str) -> list[Way]:
-    """Every fold's configuration.
+    """Return the configuration chosen for every fold.
 
-    The paper takes the one with the best mean on test. Sound is what a fold's own validation part prefers:
-    the validation texts of the other folds are test texts of this one.
+    Paper mode takes the one with the best mean on test. Sound mode takes the best on the fold's own
+    validation part, since the validation texts of other folds are test texts of this one.
     """
     ways = folds[0].ways(calibration)
 
@@ -409,7 +410,7 @@ def chosen(folds: Sequence[Fold], calibration: str, mode: Mode, measure: str) ->
 
 
 def _default_cells(data: str, folds: Sequence[Any]) -> Iterator[Cell]:
-    """The product's default, the plain linear model, and how honest the probabilities are."""
+    """Yield cells of the product's default, the plain linear model, and the calibration of probabilities."""
     rows = [("default", "default"), (LINEAR, "linear")]
     if folds and "tuned" in folds[0]:
         rows += [(name, name) for name in (TUNED, WITHOUT_TUNED, WITH_TUNED)]
@@ -427,7 +428,7 @@ def _default_cells(data: str, folds: Sequence[Any]) -> Iterator[Cell]:
 
 
 def _means(fold: Mapping[str, Any], run: str, part: str) -> list[Mapping[str, float]]:
-    """The measures of a run of the default's on one fold, if it has that part."""
+    """Return the measures of a run of the default on one fold, in a list that is empty without that part."""
     records = (record for record in fold["metrics"] if (record["run"], record["part"]) == (run, part))
     return [record["means"] for record in records]
 
@@ -442,7 +443,7 @@ def _page(names: Sequence[str], results: Results, cells: Sequence[Cell], config:
 
 
 def _lead(names: Sequence[str], results: Results, config: Config) -> str:
-    """What a reader must know before the first table."""
+    """Return the introduction of the report."""
     return PROSE(
         "lead",
         folds=config.folds,
@@ -528,12 +529,12 @@ def _verdicts(name: str, results: Results, cells: Sequence[Cell], config: Config
 
 
 def _several_labels(folds: Sequence[Any]) -> bool:
-    """Whether texts have more than one label: with one, no more than one of five can be right."""
+    """Whether texts have more than one label; with one label, at most one of five answers can be right."""
     return any(means["P@5"] > 0.2 + 1e-9 for fold in folds for means in _means(fold, "default", "all"))
 
 
 def _first_answers(cells: Sequence[Cell], table: str, mode: str, part: str) -> dict[str, float]:
-    """P@1 of every calibration in one table."""
+    """Return P@1 of every calibration in one table."""
     return {
         cell.row: cell.value
         for cell in cells

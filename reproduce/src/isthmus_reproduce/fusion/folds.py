@@ -1,8 +1,9 @@
 """Folds of the label sets for text classification by retrieval.
 
-In the sound form no text of the test part occurs in training or validation, none of validation in training,
-and a text has all of its labels. In the paper's form a text with several labels is copied once per label,
-copies fall where they fall, and all of them have the label of the last: the authors map a text to one label.
+In the sound form no test text occurs in training or validation, no validation text occurs in training, and a
+text has all of its labels. In the paper's form a text with several labels is copied once per label, copies
+may fall into different parts, and all of them have the label of the last: the authors map a text to one
+label.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FOLDS = 10
 
 
 def head_labels(counts: ArrayLike, share: float = 0.2) -> NDArray[np.bool_]:
-    """Which labels are head: the ⌊share·L⌋ + 1 most frequent of L, ties to the earlier label."""
+    """Return a mask of the head labels: the ⌊share·L⌋ + 1 most frequent of L, ties to the earlier label."""
     frequency = np.asarray(counts)
     head = np.zeros(len(frequency), dtype=bool)
     head[np.argsort(-frequency, kind="stable")[: int(share * len(frequency) + 1e-9) + 1]] = True
@@ -46,7 +47,7 @@ class Part:
         return len(self.ids)
 
     def take(self, rows: NDArray[np.bool_] | IntArray) -> Part:
-        """The texts at these positions."""
+        """Return the texts at these positions."""
         chosen = np.arange(len(self))[rows]
         return Part(
             tuple(self.ids[row] for row in chosen),
@@ -60,7 +61,7 @@ class Part:
         )
 
     def qrels(self, documents: Documents, among: NDArray[np.bool_] | None = None) -> Qrels:
-        """The right labels as judgements; only those in the mask `among`, for texts that have one of them."""
+        """Return the right labels as judgements; with a mask `among`, only those in it."""
         right = self.labels if among is None else self.labels & among
         return Qrels.from_dict(
             {
@@ -73,7 +74,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class LabelFold:
-    """One fold: the labels, three parts, and which labels are frequent in training."""
+    """One fold: labels, three parts, and the frequent labels of the training part."""
 
     data: str
     documents: Documents
@@ -89,17 +90,17 @@ class LabelFold:
 
     @property
     def head(self) -> NDArray[np.bool_]:
-        """The frequent labels: ⌊0.2·L⌋ + 1 of them, by training texts."""
+        """Mask of the frequent labels: ⌊0.2·L⌋ + 1 of them, by number of training texts."""
         return head_labels(self.train.labels.sum(axis=0))
 
     @property
     def texts(self) -> frozenset[str]:
-        """All texts: the same set in every fold."""
+        """All texts of the fold: the same set in every fold."""
         parts = (self.train, self.validation, self.test)
         return frozenset(text for part in parts for text in part.texts)
 
     def partition(self, name: str) -> NDArray[np.bool_]:
-        """The labels of "all", "head" or "tail"."""
+        """Return a mask of the labels of "all", "head" or "tail"."""
         everything = np.ones(len(self.documents), dtype=bool)
         return {"all": everything, "head": self.head, "tail": ~self.head}[name]
 
@@ -107,9 +108,9 @@ class LabelFold:
 def label_fold(
     data: str, fold: int, *, copies: bool = False, seed: int = 0, most: int | None = None
 ) -> LabelFold:
-    """One of the ten folds of a label set, by name or path; `copies` is the paper's form.
+    """Return one of the ten folds of a label set, by name or path; `copies` gives the paper's form.
 
-    `most` keeps about as many texts of the set, for a quick look: the same ones in every fold.
+    `most` keeps about as many texts of the set, the same ones in every fold, for a quick run.
     """
     if fold_files(data):
         corpus = load(data, fold=fold)
@@ -120,7 +121,7 @@ def label_fold(
 
 
 def _dealt_fold(corpus: Corpus, fold: int, *, copies: bool, seed: int) -> LabelFold:
-    """One of ten folds of ours, of a set that has none."""
+    """Deal one of ten folds of a set that comes without folds."""
     whole = _whole(corpus)
     whole = _one_label_each(whole) if copies else _merged(whole)
     groups = None if copies else same_text(whole.texts)
@@ -140,7 +141,7 @@ def _dealt_fold(corpus: Corpus, fold: int, *, copies: bool, seed: int) -> LabelF
 
 
 def _thinned(fold: LabelFold, most: int | None) -> LabelFold:
-    """The texts whose hash is low enough, so that copies of a text stay together."""
+    """Return the texts whose hash is low enough, so that copies of a text stay together."""
     parts = (fold.train, fold.validation, fold.test)
     total = sum(map(len, parts))
     if most is None or total <= most:
@@ -158,7 +159,7 @@ def _hashed(text: str) -> int:
 
 
 def fold_files(data: str) -> bool:
-    """Whether a label set comes with folds of its own."""
+    """Whether a label set has folds of its own."""
     folder = Path(data)
     if folder.is_dir():
         return fold_count(folder) > 0
@@ -177,7 +178,7 @@ def _whole(corpus: Corpus) -> Part:
 
 
 def _merged(part: Part) -> Part:
-    """Equal texts as one, with the labels of all."""
+    """Merge equal texts into one with the labels of all."""
     groups = same_text(part.texts)
     _, first, inverse = np.unique(groups, return_index=True, return_inverse=True)
     labels = np.zeros((len(first), part.labels.shape[1]), dtype=bool)
@@ -186,18 +187,18 @@ def _merged(part: Part) -> Part:
 
 
 def _one_label_each(part: Part) -> Part:
-    """A copy of a text for each of its labels, all with the label of the last copy of that text."""
+    """Return a copy of a text for each of its labels, all with the label of the last copy of that text."""
     rows, columns = np.nonzero(part.labels)
     copied = part.take(rows)
     ids = tuple(f"{name}+{label}" for name, label in zip(copied.ids, columns.tolist(), strict=True))
     groups = same_text(copied.texts)
     last = np.zeros(int(groups.max(initial=-1)) + 1, dtype=np.int64)
-    last[groups] = columns  # of repeated groups NumPy keeps the last
+    last[groups] = columns  # for repeated groups NumPy keeps the last value
     return Part(ids, copied.texts, np.eye(part.labels.shape[1], dtype=bool)[last[groups]])
 
 
 def _apart(fold: LabelFold) -> LabelFold:
-    """Without training texts that occur in validation or test, nor validation texts that occur in test."""
+    """Remove training texts that occur in validation or test, and validation texts that occur in test."""
     parts = (fold.train, fold.validation, fold.test)
     spelt = [[normal_text(text) for text in part.texts] for part in parts]
     later, last = set(spelt[1]) | set(spelt[2]), set(spelt[2])

@@ -1,8 +1,8 @@
 """The two hypotheses that the rank-fusion paper names and does not test.
 
-It holds that weighing by confidence helps where retrievers differ in confidence, which takes confidence that
-tells quality, and where they disagree about the first answer. Both are measured on first answers; so is what
-it names as future work, calibrated weights in UDLF's graph.
+It states that weighting by confidence helps where retrievers differ in confidence, provided that confidence
+indicates quality, and where they disagree about the first answer. Both are measured on first answers; so are
+calibrated weights in UDLF's graph, which it names as future work.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SHARES = (
     *("surer is right", "agree", "gain where they agree", "gain where they differ"),
     *(f"P@1 of {name}" for name in ("the best input", *EDGES)),
 )
-"""What is in hundredths; an AUC and a correlation are not."""
+"""Results in hundredths; AUCs and correlations are not."""
 
 
 def hypotheses(runs: Sequence[Run], plain: Run, weighed: Run, qrels: Qrels) -> dict[str, float]:
-    """Confidence against quality, and agreement against what weighing by confidence gains; NaN where unknown.
+    """Compare confidence with quality, and agreement with the gain by confidence; NaN where unknown.
 
-    `runs` are two, with calibrated probabilities; `plain` and `weighed` their fusions without and with them.
-    Texts for which one of them finds nothing are left out.
+    `runs` are two, with calibrated probabilities; `plain` and `weighed` are their fusions without and with
+    them. Texts without an answer in one of these are left out.
     """
     firsts = [run.keep(run.ranks == 1) for run in (*runs, plain, weighed)]
     answered = [{run.queries[at] for at in run.query_of_row.tolist()} for run in firsts]
@@ -54,7 +54,7 @@ def hypotheses(runs: Sequence[Run], plain: Run, weighed: Run, qrels: Qrels) -> d
 
 
 def calibrated_edges(runs: Sequence[Run], qrels: Qrels) -> dict[str, float]:
-    """What probabilities for edges are worth to RL-Sim, with its default K and rounds, beside positions."""
+    """Compare RL-Sim with probabilities as edges and with positions, both with its default K and rounds."""
     best = max(evaluate(qrels, run, ["P@1"])["P@1"] for run in runs)
     fused = {name: fuse(runs, "rl-sim", edges=edges) for name, edges in EDGES.items()}
     values = {f"P@1 of {name}": evaluate(qrels, run, ["P@1"])["P@1"] for name, run in fused.items()}
@@ -66,7 +66,7 @@ def _mean(values: FloatArray) -> float:
 
 
 def _area(sure: FloatArray, right: FloatArray) -> float:
-    """P(a right answer is surer than a wrong one), ties counting half."""
+    """Return P(a right answer has the higher confidence than a wrong one), ties counting half: the AUC."""
     from scipy.stats import rankdata
 
     good = right > 0
@@ -77,7 +77,7 @@ def _area(sure: FloatArray, right: FloatArray) -> float:
 
 
 def _correlation(first: FloatArray, second: FloatArray) -> float:
-    """Spearman's."""
+    """Return Spearman's rank correlation."""
     from scipy.stats import rankdata
 
     if len(first) < 3 or np.ptp(first) == 0 or np.ptp(second) == 0:

@@ -1,4 +1,4 @@
-"""The paper's retrievers of labels that the product does not have, and the labels of a corpus's texts.
+"""The paper's retrievers of labels that the product does not have, and the right labels of a corpus's texts.
 
 Bm25LabelText  BM25 over the labels' names and descriptions
 Trained        cosine to the label's text behind a linear map learned from training texts and their labels
@@ -21,7 +21,7 @@ from isthmus_reproduce.fusion.encoders import Projected
 
 @dataclass(frozen=True)
 class Bm25LabelText:
-    """BM25 of a text, as the query, over the labels' names and descriptions."""
+    """BM25 with the text as the query, over the labels' names and descriptions."""
 
     bm25: BM25 = field(default_factory=BM25)
 
@@ -45,9 +45,10 @@ class Bm25LabelText:
 
 @dataclass(frozen=True)
 class Trained:
-    """Cosine to the label's text under a map that draws training texts to their labels (`Projected`).
+    """Cosine to the label's text after a map that moves training texts towards their labels (`Projected`).
 
-    `score` is that of `Dense`. A label without training text is ranked too: its text is mapped like any.
+    `score` is that of `Dense`. A label without training texts is ranked too: its text is mapped like any
+    other.
     """
 
     view: Encoded
@@ -73,7 +74,7 @@ class Trained:
 
 
 def labels_of(corpus: Corpus, queries: Queries) -> Labels:
-    """Which label is right for which of these texts."""
+    """Return a mask of texts × labels that marks the right ones."""
     column = {label: at for at, label in enumerate(corpus.documents.ids)}
     row = {query: at for at, query in enumerate(queries.ids)}
     right = np.zeros((len(queries), len(corpus.documents)), dtype=bool)

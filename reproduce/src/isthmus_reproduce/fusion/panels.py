@@ -1,4 +1,4 @@
-"""Which label rankers take part: the paper's two, and the panels the product's default stacks."""
+"""Panels of label rankers: the paper's two retrievers, and those that the product's default stacks."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from isthmus_reproduce.fusion.encoders import Remembered, Unmarked, unmarked
 from isthmus_reproduce.fusion.labels import Bm25LabelText, Trained
 
 MAX_TOKENS = 128
-"""Of a text, what the transformer reads: as the paper has it for tweets, and enough for a topic."""
+"""Tokens of a text that the transformer reads: the paper's number for tweets, and enough for a topic."""
 
 SPARSE, DENSE = "BM25", "dense"
 PRINTED_SPARSE, OTHER_DENSE = "BM25 over label texts", "dense, other reading"
-"""The paper's sparse retriever as it is printed; its dense one with the score that a mode does not use."""
+"""The paper's sparse retriever as printed, and its dense one with the score that a mode does not use."""
 LINEAR = "words + dense, linear"
 """The plain linear model that every fusion has to beat."""
 
 
 def encoder(texts: Iterable[str], *, label: str | None = None) -> tuple[Encoder, str]:
-    """all-MiniLM-L6-v2 where it is installed, else latent semantics of the texts; and its name.
+    """Return all-MiniLM-L6-v2 if it is installed, else latent semantics of the texts; and its name.
 
-    The texts, all of a data set, are encoded once and kept; `label` names the progress bar.
+    The texts, all of a data set, are encoded once and stored; `label` names the progress bar.
     """
     known = sorted(set(texts))
     try:
@@ -52,14 +52,14 @@ def encoder(texts: Iterable[str], *, label: str | None = None) -> tuple[Encoder,
 
 
 def marked(texts: Sequence[str]) -> bool:
-    """Whether a tenth of the texts are posts with markup in them."""
+    """Whether more than a tenth of the texts are posts with markup."""
     return 10 * sum(unmarked(text) != " ".join(text.split()) for text in texts) > len(texts)
 
 
 def _unmarked_panel(
     encoder: Encoder, texts: Sequence[str], words: View, letters: View
 ) -> dict[str, LabelRanker]:
-    """Dense rankers once more, reading posts without their markup."""
+    """Return the dense rankers again, reading posts without their markup."""
     inner = encoder.encoder if isinstance(encoder, Remembered) else encoder
     view = Encoded(Unmarked(Remembered.of(inner, {unmarked(text) for text in texts})))
     return {
@@ -74,7 +74,7 @@ def _unmarked_panel(
 
 
 def paper_panel(view: Encoded) -> dict[str, LabelRanker]:
-    """The paper's two retrievers as its authors' code has them, and the sparse one as it is printed.
+    """Return the paper's retrievers as in its authors' code, and the sparse one also as printed.
 
     In the code BM25 searches 64 training texts and a label has the best score among those that carry it; in
     print it searches the labels' texts. The paper fine-tunes a transformer on texts and labels; ours is a
@@ -84,9 +84,9 @@ def paper_panel(view: Encoded) -> dict[str, LabelRanker]:
 
 
 def default_panel(view: Encoded, texts: Iterable[str], *, single: bool) -> dict[str, LabelRanker]:
-    """What the default stacks: a few quick rankers where a text may have several of many labels.
+    """Return the rankers that the default stacks; only a few quick ones if a text may have several labels.
 
-    `texts` are all that will be learned from or asked about; their n-grams are counted once.
+    `texts` are all texts of training and prediction; their n-grams are counted once.
     """
     known = sorted(set(texts))
     every_word = BM25(tokeniser=Tokeniser(stop_words=frozenset()))

@@ -1,7 +1,7 @@
-"""One fold of text classification by retrieval, computed: the paper's two retrievers and the default stack.
+"""One fold of text classification by retrieval: the paper's two retrievers and the default stack.
 
-Each function is a unit of work whose result is JSON. Figures are measured on the test part; what chooses a
-configuration is measured on the validation part beside it.
+Each function is a unit of work whose result is JSON. Results are measured on the test part; measures by which
+a configuration is chosen come from the validation part.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from isthmus_reproduce.fusion.tuned import WITHOUT_TUNED, fold_folder, weigh
 
 MEASURES = tuple(f"{name}@{depth}" for name in ("P", "nDCG", "psP", "psnDCG") for depth in (1, 5, 10))
 PER_QUERY = ("P@1", "nDCG@10")
-"""What is stored of single texts, for the default and the linear model."""
+"""Measures stored for single texts, for the default and the linear model."""
 NORMS = {"none": "none", "minmax": "min-max", "zmuv": "z-score"}
 FUSIONS = {
     "CombMNZ": "comb-mnz",
@@ -49,7 +49,7 @@ FUSIONS = {
     "CombMNZ-Variant": "comb-mnz-variant",
 }
 POSITIONS = {"UDLF-RLSIM": "rl-sim", "eq. (15)": "rlsim-eq15"}
-"""What sees positions only: RL-Sim, and what the paper prints for it."""
+"""Fusions that use positions only: RL-Sim, and the formula that the paper prints for it."""
 READINGS = {
     SPARSE: "BM25 of training texts (code)",
     PRINTED_SPARSE: "BM25 of label texts (print)",
@@ -62,14 +62,14 @@ CALIBRATORS = {
 }
 PAPER_BINS, BINS = 10, 15
 OUT_OF_FOLD, OUT_OF_FOLD_MANY = 5, 3
-"""Parts for out-of-fold predictions; fewer where there are many labels, each with a classifier of its own."""
+"""Parts for out-of-fold predictions; fewer with many labels, each with a classifier of its own."""
 PARTS = ("all", "head", "tail")
 DEPTH = 32
-"""Labels kept per list and partition, as in the paper's code."""
+"""Labels per list and partition, as in the paper's code."""
 
 
 class Way(NamedTuple):
-    """A configuration: how scores are calibrated, fused and normalised."""
+    """A configuration: calibration, fusion and normalisation of scores."""
 
     calibration: str
     fusion: str
@@ -78,7 +78,7 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LabelLists:
-    """Lists of every retriever, with the judgements that go with them."""
+    """Lists of every retriever, with their judgements."""
 
     runs: tuple[Run, ...]
     qrels: Qrels
@@ -88,11 +88,11 @@ class LabelLists:
 
 
 def two_retrievers(data: str, fold: int, mode: str, seed: int = 0, most: int | None = None) -> dict[str, Any]:
-    """The paper's pipeline on one fold: a record for every calibration, fusion and normalisation.
+    """Run the paper's pipeline on one fold: a record for every calibration, fusion and normalisation.
 
     `mode="paper"`: a text is ranked only against the labels of the partition (head, tail) that its true label
     is in, one copy of a text per label, a calibrator per partition. `mode="sound"`: all labels compete, one
-    pooled calibrator per retriever; head and tail are told apart by the true label afterwards.
+    pooled calibrator per retriever; head and tail are separated by the true label afterwards.
     """
     chosen = label_fold(data, fold, copies=mode == "paper", seed=seed, most=most)
     if chosen.head.sum() < 2 or (~chosen.head).sum() < 2:
@@ -154,25 +154,25 @@ def two_retrievers(data: str, fold: int, mode: str, seed: int = 0, most: int | N
 
 
 def _plain_and_weighed(fused: dict[Way, dict[str, list[Run]]], calibration: str) -> tuple[Run, Run]:
-    """The test part fused without and with confidences."""
+    """Return the test part fused without and with confidences."""
     plain, weighed = Way("base", "CombMNZ", "zmuv"), Way(calibration, "CombMNZ-Conf", "zmuv")
     return fused[plain]["test"][0], fused[weighed]["test"][0]
 
 
 def _sizes(fold: LabelFold) -> list[float]:
-    """Texts, labels, labels a text: Table I."""
+    """Return Table I: texts, labels, labels a text."""
     parts = (fold.train, fold.validation, fold.test)
     texts = sum(map(len, parts))
     return [texts, len(fold.documents), sum(int(part.labels.sum()) for part in parts) / texts]
 
 
 def _main(runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    """The two retrievers that the tables are of."""
+    """Return the runs of the two retrievers in the tables."""
     return tuple(run for run in runs if run.name in (SPARSE, DENSE))
 
 
 def _readings(runs: tuple[Run, ...], mode: str) -> Iterator[tuple[str, Run]]:
-    """Each reading of each retriever alone, and every pair of a sparse and a dense one by CombMNZ."""
+    """Yield each reading of each retriever alone, and every pair of a sparse and a dense one by CombMNZ."""
     by_name = {run.name: run for run in runs}
     dense, other = (by_name.pop(name) for name in (DENSE, OTHER_DENSE))
     codes = (dense, other) if mode == "paper" else (other, dense)
@@ -186,18 +186,18 @@ def _readings(runs: tuple[Run, ...], mode: str) -> Iterator[tuple[str, Run]]:
 
 
 def _judged(fold: LabelFold, split: str, part: str) -> Qrels:
-    """The right labels of a split's texts, among those of a partition."""
+    """Return the right labels of a split's texts among those of a partition."""
     texts: Part = getattr(fold, split)
     return texts.qrels(fold.documents, fold.partition(part))
 
 
 def _scores(fold: LabelFold, mode: str) -> dict[str, Any]:
-    """Both retrievers' scores of the validation and the test part."""
+    """Return both retrievers' scores of the validation and the test part."""
     model, name = encoder(fold.texts)
     panel = Panel(paper_panel(Encoded(model)))
     fitted = panel.fit(fold.train.texts, fold.train.labels, fold.documents)
     scores = {split: fitted.scores(getattr(fold, split).texts) for split in ("validation", "test")}
-    if mode == "paper":  # its test index holds the validation texts too; its validation index cannot
+    if mode == "paper":  # the paper's test index includes the validation texts
         both = fold.train + fold.validation
         sparse = Panel({SPARSE: panel.rankers[SPARSE]}).fit(both.texts, both.labels, fold.documents)
         scores["test"] |= sparse.scores(fold.test.texts)
@@ -210,18 +210,18 @@ def _scores(fold: LabelFold, mode: str) -> dict[str, Any]:
 def label_lists(
     fold: LabelFold, split: str, scores: dict[str, FloatArray], *, oracle_partition: bool = False
 ) -> dict[str, LabelLists]:
-    """Every retriever's lists of labels for the texts of a split: all labels compete.
+    """Return every retriever's lists of labels for the texts of a split; all labels compete.
 
     `oracle_partition=True` is the paper's leak: a text is ranked only against the labels of the partition,
-    head or tail, that holds its true label, which nobody knows beforehand. Its figures are not comparable
-    with those of lists over all labels.
+    head or tail, that holds its true label, which is unknown beforehand. Its results are not comparable with
+    those of lists over all labels.
     """
     parts = ("head", "tail") if oracle_partition else ("all",)
     return {part: _lists(fold, part, split, scores) for part in parts}
 
 
 def _lists(fold: LabelFold, part: str, split: str, scores: dict[str, FloatArray]) -> LabelLists:
-    """Lists over the labels of one partition, of the texts that belong to it."""
+    """Build lists over the labels of one partition, for the texts that belong to it."""
     texts: Part = getattr(fold, split)
     among = fold.partition(part)
     mine: NDArray[np.bool_] = np.any(texts.labels & among, axis=1)
@@ -234,9 +234,9 @@ def _lists(fold: LabelFold, part: str, split: str, scores: dict[str, FloatArray]
 def _calibrated(
     validation: LabelLists, test: LabelLists, mode: str
 ) -> Iterator[tuple[str, tuple[tuple[Run, ...], tuple[Run, ...]]]]:
-    """Per calibration: validation runs, cross-fitted, and test runs by calibrators fitted on validation.
+    """Yield per calibration cross-fitted validation runs, and test runs by calibrators fitted on validation.
 
-    In paper mode nothing is chosen on validation, so that no run of it is needed.
+    In paper mode nothing is chosen on validation, so its runs are left empty.
     """
     sound = mode == "sound"
     yield "base", (validation.runs if sound else (), test.runs)
@@ -253,9 +253,9 @@ def _calibrated(
 
 
 def _fused(calibration: str, runs: tuple[Run, ...], *, shift: bool) -> Iterator[tuple[tuple[str, str], Run]]:
-    """Every fusion and normalisation; what fuses without confidences reads probabilities as scores.
+    """Yield every fusion and normalisation; fusions without confidences use probabilities as scores.
 
-    Without `shift`, products are of scores as they are, negative ones too, as the paper prints them.
+    Without `shift`, products are of unshifted scores, negative ones too, as the paper prints them.
     """
     replaced = calibration != "base"
     for label, norm in NORMS.items():
@@ -267,7 +267,7 @@ def _fused(calibration: str, runs: tuple[Run, ...], *, shift: bool) -> Iterator[
 
 
 def _by_position(validation: LabelLists, test: LabelLists) -> dict[tuple[str, str], Run]:
-    """What reads positions, by name and split: the same whatever the calibration and the normalisation.
+    """Return fusions by position, by name and split; they do not depend on calibration and normalisation.
 
     K, rounds and weights of RL-Sim are chosen on the validation part, whose own lists are cross-fitted.
     """
@@ -280,12 +280,12 @@ def _by_position(validation: LabelLists, test: LabelLists) -> dict[tuple[str, st
 
 
 def _as_scores(run: Run) -> Run:
-    """A run ordered by its probabilities, where it has some: the paper's calibrators may change the order."""
+    """Order a run by its probabilities if it has some: the paper's calibrators may change the order."""
     return run if run.probabilities is None else run.with_scores(run.probabilities)
 
 
 def _errors(name: str, part: str, runs: tuple[Run, ...], qrels: Qrels) -> list[dict[str, Any]]:
-    """Calibration error of each retriever; the baseline's probability is its min-max score."""
+    """Return calibration sums of each retriever; the baseline's probability is its min-max score."""
     records = []
     for run in runs:
         probabilities = (
@@ -298,7 +298,7 @@ def _errors(name: str, part: str, runs: tuple[Run, ...], qrels: Qrels) -> list[d
 
 
 def _honesty(probabilities: FloatArray, right: NDArray[np.bool_]) -> dict[str, Any]:
-    """Sums that add over folds: reliability bins, squared errors, log-losses."""
+    """Return sums that add over folds: reliability bins, squared errors, log-losses."""
     outcome = right.astype(np.float64)
     sums: dict[str, Any] = {"n": len(probabilities), "right": float(outcome.sum())}
     for bins in (PAPER_BINS, BINS):
@@ -312,10 +312,10 @@ def _honesty(probabilities: FloatArray, right: NDArray[np.bool_]) -> dict[str, A
 def default_stack(
     data: str, fold: int, seed: int = 0, most: int | None = None, tuned: str | None = None
 ) -> dict[str, Any]:
-    """The product's default on one fold: a panel of label rankers, stacked on out-of-fold predictions.
+    """Run the product's default on one fold: a panel of label rankers, stacked on out-of-fold predictions.
 
-    `tuned` is a folder with an encoder that was tuned for every fold: the default has it where the validation
-    part says so, and stands beside itself with and without it.
+    `tuned` is a folder with an encoder tuned for every fold. The default includes it if the validation part
+    favours it, and the default with and without it is reported besides.
     """
     chosen = label_fold(data, fold, seed=seed, most=most)
     seen = chosen.train + chosen.validation
@@ -362,16 +362,16 @@ def default_stack(
 
 
 def _out_of_fold(panel: Panel, seen: Part, fold: LabelFold, seed: int) -> dict[str, FloatArray]:
-    """Scores of every training text by rankers that saw neither it nor its copies."""
+    """Return the scores of every training text by rankers fitted without it and its copies."""
     parts = OUT_OF_FOLD if fold.single else OUT_OF_FOLD_MANY
     dealt = folds(len(seen), parts, Streams(seed)("out of fold", fold.data), groups=same_text(seen.texts))
     return out_of_fold(panel, seen.texts, seen.labels, fold.documents, dealt)
 
 
 def _default_calibration(lists: Run, test: Run, qrels: Qrels, single: bool) -> tuple[Run, float]:
-    """A single retriever's calibration: a softmax across complete lists, QueryFeature where they are not.
+    """Calibrate a single retriever: by a softmax if its lists are complete, otherwise by QueryFeature.
 
-    With it comes the probability of a label that the list does not hold.
+    Returns the test run with probabilities, and the probability of a label that is not in a list.
     """
     longest = int(np.diff(lists.offsets).max())
     complete = lists.rows == len(lists) * longest
@@ -383,7 +383,7 @@ def _default_calibration(lists: Run, test: Run, qrels: Qrels, single: bool) -> t
 
 
 def _honesty_of(run: Run, absent: float, fold: LabelFold) -> dict[str, Any]:
-    """Over all pairs of a test text and a label, and over each text's likeliest label."""
+    """Return calibration sums over all pairs of test text and label, and over each text's likeliest label."""
     probabilities = np.full(fold.test.labels.shape, absent)
     row = {name: at for at, name in enumerate(fold.test.ids)}
     column = {name: at for at, name in enumerate(fold.documents.ids)}

@@ -2,9 +2,10 @@
 
     FOLDER/twitter-0, FOLDER/twitter-1, …      an encoder a fold, made here where it is missing
 
-An encoder learns from the training part alone and its epoch is chosen on the validation part. Texts that it
-learned from it knows by heart, so that their out-of-fold predictions would flatter it: the default and the
-encoder are weighed against each other on the validation part, and that part says whether it is taken at all.
+An encoder learns from the training part alone and its epoch is chosen on the validation part. It fits its
+training texts too well, so that out-of-fold predictions for them would overrate it. The default and the
+encoder are therefore stacked on the validation part, which also decides whether the encoder is included at
+all.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TUNED, WITH_TUNED, WITHOUT_TUNED = "tuned transformer", "default with tuned", "d
 
 
 def fold_folder(folder: Path, data: str, fold: int) -> Path:
-    """Where the encoder of a fold is."""
+    """Return the folder of a fold's encoder."""
     return folder / f"{Path(data).name}-{fold}"
 
 
@@ -48,7 +49,7 @@ def tune_fold(
     most: int | None = None,
     report: Callable[[Mapping[str, Any]], None] = lambda facts: None,
 ) -> Tuned:
-    """The encoder of a fold: what there is, or tuned now, which needs a Python that has torch."""
+    """Return the encoder of a fold; a missing one is tuned now, which needs a Python that has torch."""
     chosen = label_fold(data, fold, seed=seed, most=most)
     read = _reader(chosen)
     parts = {name: _part(getattr(chosen, name), read) for name in ("train", "validation", "test")}
@@ -65,7 +66,7 @@ def tune_fold(
 
 
 def _reader(chosen: LabelFold) -> Callable[[str], str]:
-    """How texts are read: posts without their markup, others as they are."""
+    """Return the preprocessing of texts: posts lose their markup, others stay as they are."""
     return unmarked if marked(sorted(chosen.texts)) else str
 
 
@@ -76,7 +77,7 @@ def _part(part: Part, read: Callable[[str], str]) -> TuningTexts:
 
 
 def _without(part: TuningTexts, texts: set[str]) -> TuningTexts:
-    """The texts that are not among others; what differs by letter case alone is the same text."""
+    """Remove the texts that occur among others; texts that differ only by letter case are equal."""
     others = {text.casefold() for text in texts}
     rows = [row for row, text in enumerate(part.texts) if text.casefold() not in others]
     return TuningTexts([part.texts[row] for row in rows], [part.labels[row] for row in rows])
@@ -84,10 +85,10 @@ def _without(part: TuningTexts, texts: set[str]) -> TuningTexts:
 
 @dataclass(frozen=True, eq=False)
 class Weighed:
-    """The default beside a tuned encoder, weighed on validation: runs of the test part, and what it says."""
+    """The default beside a tuned encoder, stacked on validation: runs of the test part, and the decision."""
 
     runs: tuple[Run, Run]
-    """The encoder alone, labels by cosine, and the default with it."""
+    """The encoder alone (labels by cosine), and the default with it."""
     included: bool
     record: Mapping[str, Any]
 
@@ -95,7 +96,8 @@ class Weighed:
 def weigh(chosen: LabelFold, folder: Path, validation: Run, test: Run) -> Weighed:
     """Stack a fold's tuned encoder on the default, whose lists of the validation part are held out.
 
-    It is included where the validation part's log-loss, cross-fitted, is lower with it by `LEAST_GAIN`.
+    The encoder is included if it lowers the cross-fitted log-loss of the validation part by more than
+    `LEAST_GAIN`.
     """
     scores = _cosines(chosen, folder)
     labels = chosen.documents.ids
@@ -117,7 +119,7 @@ def weigh(chosen: LabelFold, folder: Path, validation: Run, test: Run) -> Weighe
 
 
 def _cosines(chosen: LabelFold, folder: Path) -> dict[str, FloatArray]:
-    """Texts × labels of the validation and the test part; a DataError if it has learned from one of them."""
+    """Return cosines, texts × labels, of validation and test; DataError if tuned on one of these texts."""
     encoder, read = load_encoder(str(folder.resolve()), max_tokens=MAX_TOKENS), _reader(chosen)
     towards = encoder.encode(chosen.documents.texts).T
     scores = {}
@@ -131,7 +133,7 @@ def _cosines(chosen: LabelFold, folder: Path) -> dict[str, FloatArray]:
 
 
 def _log_loss(run: Run, qrels: Qrels) -> float:
-    """Mean −log of the probability that a text's right labels have together."""
+    """Return the mean −log of the total probability of a text's right labels."""
     right = run.grades(qrels) > 0
     sums = np.zeros(len(run))
     np.add.at(sums, run.query_of_row[right], run.required_probabilities[right])
@@ -141,7 +143,7 @@ def _log_loss(run: Run, qrels: Qrels) -> float:
 def tune_folds(
     folder: Path, pairs: Sequence[tuple[str, int]], *, seed: int, most: int | None, say: Callable[[str], None]
 ) -> None:
-    """Tune what is missing, one fold after another, with a line of progress for every epoch."""
+    """Tune missing encoders, one fold after another, with a line of progress for every epoch."""
     for data, fold in pairs:
         if read_tuned(fold_folder(folder, data, fold)) is not None:
             continue

@@ -1,9 +1,9 @@
 """Simulated worlds of retrievers: lists whose truth is known, to compare fusers on fresh queries.
 
-A world has two to six runs over the same documents, 30 to 200 judged queries and as many fresh ones as are
-wanted. Its kind says how the runs relate: `equal` and `unequal` in quality, `correlated` in their errors, or
-`redundant`, nearly copies of one another. Scores have the scales and the shapes of real retrievers, differ
-from query to query, and lists are cut at different depths.
+A world has two to six runs over the same documents, 30 to 200 judged queries and any number of fresh ones.
+Its kind says how the runs relate: `equal` and `unequal` in quality, `correlated` in their errors, or
+`redundant`, nearly copies of one another. Scores have the scales and the shapes of real retrievers and differ
+from query to query; lists are cut at different depths.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from isthmus.tables import Qrels, Run
 
 KINDS = ("equal", "unequal", "correlated", "redundant")
 DOCUMENTS = 60
-"""Documents a query is ranked over; runs return some of them."""
+"""Documents that a query is ranked over; runs return some of them."""
 
 
 @dataclass(frozen=True, eq=False)
 class FusionWorld:
-    """`scores` is runs × queries × documents, NaN below where a list is cut."""
+    """A simulated world; `scores` is runs × queries × documents, NaN below the cut of a list."""
 
     kind: str
     seed: int
     grades: IntArray
     scores: FloatArray
     judged: int
-    """The first so many queries are judged, the others are fresh."""
+    """Number of judged queries, which come first; the others are fresh."""
 
     @classmethod
     def draw(cls, seed: int, *, fresh: int = 300) -> FusionWorld:
-        """The world of a seed: kinds take turns, everything else is drawn."""
+        """Draw the world of a seed: the kind follows from the seed, all else is random."""
         rng = Streams(seed)("fusion world")
         kind = KINDS[seed % len(KINDS)]
         runs, judged = int(rng.integers(2, 7)), int(rng.integers(30, 201))
@@ -50,12 +50,12 @@ class FusionWorld:
 
     @property
     def queries(self) -> tuple[str, ...]:
-        """Names of all queries, the judged ones first."""
+        """Ids of all queries, the judged ones first."""
         return self.names(len(self.grades))
 
     @staticmethod
     def names(count: int) -> tuple[str, ...]:
-        """What so many queries are called."""
+        """Return ids for `count` queries."""
         return tuple(f"q{at:04}" for at in range(count))
 
     @property
@@ -66,7 +66,7 @@ class FusionWorld:
 
     @property
     def runs(self) -> list[Run]:
-        """One run a retriever."""
+        """One run per retriever."""
         queries, documents = map(np.array, self._names())
         runs = []
         for at, scores in enumerate(self.scores):
@@ -81,7 +81,7 @@ class FusionWorld:
 
 
 def _seen(kind: str, truth: FloatArray, runs: int, rng: Generator) -> FloatArray:
-    """Runs × queries × documents: the truth through the noise of every run."""
+    """Return runs × queries × documents: the true relevance with the noise of every run."""
     level = rng.uniform(0.6, 1.6)
     spread = {"equal": 0.0, "unequal": rng.uniform(0.3, 0.9)}.get(kind, rng.uniform(0.0, 0.4))
     noise = level * np.exp(spread * rng.normal(size=runs))
@@ -98,14 +98,14 @@ def _seen(kind: str, truth: FloatArray, runs: int, rng: Generator) -> FloatArray
 
 
 def _shaped(seen: FloatArray, rng: Generator) -> FloatArray:
-    """What a retriever prints of what it sees: a scale and a shape of its own, its list cut somewhere."""
+    """Return the scores that a retriever prints: on a scale and of a shape of its own, cut at some depth."""
     queries = (len(seen), 1)
     shape = rng.integers(3)
     if shape == 0:  # as cosines: a narrow range, another level for every query
         scores = 0.5 + 0.1 * seen + 0.05 * rng.normal(size=queries)
     elif shape == 1:  # as BM25: long tails upwards, larger for long queries
         scores = 6 * np.logaddexp(0.0, 1.5 * seen) * np.exp(0.4 * rng.normal(size=queries))
-    else:  # as a cross-encoder: log-odds pressed to 0 and 1
+    else:  # as a cross-encoder: sigmoid scores, mostly near 0 and 1
         scores = 1 / (1 + np.exp(-(2 * seen - 2 + 0.5 * rng.normal(size=queries))))
     depth = int(rng.choice((15, 25, 40, DOCUMENTS)))
     lowest = -np.sort(-scores, axis=1)[:, depth - 1 : depth]

@@ -1,1 +1,1 @@
-"""Features from private counts: what each mechanism keeps, bounds and attacks."""
+"""Features from private counts: the quality under each mechanism, bounds and attacks."""

@@ -1,8 +1,8 @@
-"""Attacks on every way to release counts, beside what each of them promises.
+"""Attacks on every way to release counts, beside the guarantee of each.
 
-Differencing takes the paper's shared noise off and shows the cells themselves. An audit draws two
-neighbouring documents many times and bounds ε from below by how well an attacker who knows all else tells
-them apart.
+Differencing removes the paper's shared noise and reveals the cells themselves. An audit draws two
+neighbouring documents many times and bounds ε from below by how well an attacker who knows all else can
+distinguish them.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ WIDTHS = (200, 1000)
 
 
 def differencing(values: NDArray[Any]) -> IntArray:
-    """The cells of an obfuscated vector without the noise they share: (rows, documents) in and out.
+    """Return the cells of an obfuscated vector without the noise they share: (rows, documents) in and out.
 
-    Most cells of a wide sketch are empty, so the value that comes most often is the noise itself.
+    Most cells of a wide sketch are empty, so the most frequent value is the noise itself.
     """
     ordered = np.sort(values, axis=0)
-    # cells are integers apart, so equal ones differ by rounding only: find the longest run of them
+    # differences of cells are integers, so equal cells differ by rounding only: find their longest run
     same = np.diff(ordered, axis=0) < 1e-6
     run, longest, where = (np.zeros(values.shape[1], dtype=np.int64) for _ in range(3))
     for row, alike in enumerate(same, start=1):
@@ -76,14 +76,14 @@ def differencing(values: NDArray[Any]) -> IntArray:
 
 
 def contrast(neighbours: Neighbours, draws: NDArray[Any]) -> FloatArray:
-    """The first word's cells minus the second's."""
+    """Return the first word's cells minus the second's."""
     first, second = np.einsum("wp,wpd->wd", neighbours.facing.astype(np.float64), draws)
     difference: FloatArray = first - second
     return difference
 
 
 def without_shared_noise(neighbours: Neighbours, draws: NDArray[Any]) -> FloatArray:
-    """The same contrast after differencing."""
+    """Return the same contrast after differencing."""
     return contrast(neighbours, np.stack([differencing(vector) for vector in draws]))
 
 
@@ -103,7 +103,7 @@ class Differencing:
 
 @dataclass(frozen=True)
 class Audit:
-    """A unit of work: one mechanism at one ε with so many rows, audited."""
+    """A unit of work: an audit of one mechanism at one ε with a number of rows."""
 
     mechanism: str
     epsilon: float
@@ -112,7 +112,7 @@ class Audit:
 
 
 def compute(notebook: Notebook, *, seed: int, trials: int, workers: int | None) -> dict[Any, Any]:
-    """What every attack came to."""
+    """Return the results of every attack."""
     units = [
         Unit(Differencing(name, width), {"name": name, "width": width, "seed": seed})
         for name in (SHARED, "per_cell")
@@ -121,14 +121,14 @@ def compute(notebook: Notebook, *, seed: int, trials: int, workers: int | None) 
     results = notebook.compute(recovered, units, label="differencing", workers=workers)
     units = []
     for name, epsilon, rows in AUDITED:
-        draws = trials // 5 if name == SHARED else trials  # thirty parts an answer, and no doubt after few
+        draws = trials // 5 if name == SHARED else trials  # 30 rows an answer; few trials suffice
         about = {"name": name, "epsilon": epsilon, "rows": rows, "trials": draws, "seed": seed}
         units.append(Unit(Audit(name, epsilon, rows), about))
     return results | notebook.compute(audited, units, label="audits", workers=workers)
 
 
 def sections(results: Mapping[Any, Any]) -> tuple[Section, ...]:
-    """The attacks for a report."""
+    """Return the report's section on attacks."""
     differences = [
         {"mechanism": name, "cells a row": width}
         | {key: _displayed(value) for key, value in results[Differencing(name, width)].items()}
@@ -154,13 +154,13 @@ def sections(results: Mapping[Any, Any]) -> tuple[Section, ...]:
 
 
 def _displayed(value: Any) -> Any:
-    """None is ∞; three numbers are an estimate and its interval."""
+    """Format a value: None is ∞; three numbers are an estimate and its interval."""
     return "∞" if value is None else Estimate(*value) if isinstance(value, list | tuple) else value
 
 
 def recovered(*, name: str, width: int, seed: int) -> dict[str, tuple[float, float, float]]:
-    """How often differencing finds the true cell, with 95 % intervals over documents: of all cells, and of
-    those that are not empty."""
+    """Return how often differencing recovers the true cell, with 95 % intervals over documents: of all cells,
+    and of those that are not empty."""
     kind = _mechanism(name, epsilon=0.5, rows=30)
     rng = Streams(seed)("attack", width)
     ranks = np.minimum(rng.zipf(1.35, size=(_DOCUMENTS, 1000)), 20_000)
@@ -181,14 +181,14 @@ def recovered(*, name: str, width: int, seed: int) -> dict[str, tuple[float, flo
 
 
 def _over_documents(right: FloatArray) -> tuple[float, float, float]:
-    """The mean share of the documents (the last axis) with its interval."""
+    """Return the mean share over the documents (the last axis) with its interval."""
     shares = np.nanmean(right.reshape(-1, right.shape[-1]), axis=0)
     interval = fold_interval(shares)
     return interval.value, max(interval.low, 0.0), min(interval.high, 1.0)
 
 
 def audited(*, name: str, epsilon: float, rows: int, trials: int, seed: int) -> dict[str, Any]:
-    """The best that three attacks do, with the interval of what was counted; ∞ is None."""
+    """Return the best result of three attacks, with the interval of the counted successes; ∞ is None."""
     kind = _mechanism(name, epsilon=epsilon, rows=rows)
     tried = [audit(kind, trials=trials, statistic=attack, seed=seed) for attack in ATTACKS]
     first, best = tried[0], max(tried, key=lambda one: one.success)
@@ -204,5 +204,5 @@ def audited(*, name: str, epsilon: float, rows: int, trials: int, seed: int) -> 
 
 def _mechanism(name: str, *, epsilon: float, rows: int) -> Mechanism:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the report says which one is insecure
+        warnings.simplefilter("ignore")  # the report names the insecure mechanism
         return mechanism(name, epsilon=epsilon, rows=rows)

@@ -1,9 +1,9 @@
-"""BM25 from private counts against BM25 from exact ones: what each mechanism keeps at each lifetime ε.
+"""BM25 from private counts against BM25 from exact ones: quality by mechanism and lifetime ε.
 
-Documents and queries are dealt into silos. Every query is asked by its silo of every document, all of them
-read through what their silos release (the silo's own too, or, as a row of its own, those exactly). ε is what
-a document pays over its life for one replaced word: once for `one_shot`, divided by all words that all peers
-ask about for `scalar` and `per_cell`. The paper's shared noise gets its nominal ε for every answer.
+Documents and queries are dealt into silos. The silo of a query scores all documents by the counts that the
+documents' silos release (its own documents too, or, as a row of its own, those exactly). ε is the cost to a
+document over its lifetime for one replaced word: once for `one_shot`, divided by all words that all peers
+request for `scalar` and `per_cell`. The paper's shared noise gets its nominal ε for every answer.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ MEASURES = ("nDCG@10", "share of exact", "Kendall tau")
 EXACT = "exact"
 SILOS = 4
 NARROW = 1000
-"""Cells a row for mechanisms with many rows."""
+"""Cells per row for mechanisms with many rows."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What to measure: `data` is a name, a path, or "all" of those that are found.
+    """What to measure: `data` is a name, a path, or "all" for the available sets.
 
-    `width` is that of one-shot sketches; unless given, it goes by the length of the documents.
+    `width` is that of one-shot sketches; by default it depends on the length of the documents.
     """
 
     data: str = "all"
@@ -78,7 +78,7 @@ class Config:
 
     @property
     def seeds(self) -> range:
-        """Three seeds, or two for a look."""
+        """Three seeds, or two at smoke scale."""
         return range(self.seed, self.seed + (3 if self.scale == "full" else 2))
 
 
@@ -121,7 +121,7 @@ def _units(name: str, seed: int, config: Config) -> Iterator[Unit]:
 
 
 def collection(name: str, scale: str, seed: int) -> Corpus:
-    """A collection by name; `synthetic` has documents of 1,000 words."""
+    """Load a collection by name; `synthetic` has documents of 1,000 words."""
     if name != "synthetic":
         return load(name)
     documents, queries = (1000, 100) if scale == "full" else (300, 40)
@@ -131,7 +131,7 @@ def collection(name: str, scale: str, seed: int) -> Corpus:
 def measure(
     *, data: str, deal: Literal["topic", "random"], width: int | None, scale: str, seed: int, epsilon: float
 ) -> list[dict[str, Any]]:
-    """One seed at one ε: a record for every mechanism and reader, exact counts first."""
+    """Measure one seed at one ε: a record for every mechanism and reader, exact counts first."""
     streams = Streams(seed).under("private features", data)
     corpus = collection(data, scale, seed)
     if not corpus.qrels.rows:
@@ -147,7 +147,7 @@ def measure(
 
 
 def _one_shot(world: UnchargedSilos, epsilon: float) -> Iterator[tuple[str, FloatArray]]:
-    """Scores from cells noised once, by every way to read them."""
+    """Yield scores from cells noised once, by every way to read them."""
     released = PublishedCounts(world, epsilon)
     scores = {name: world.scored(partial(released.counts, name)) for name in READERS}
     yield from scores.items()
@@ -155,17 +155,17 @@ def _one_shot(world: UnchargedSilos, epsilon: float) -> Iterator[tuple[str, Floa
 
 
 def _per_query(world: UnchargedSilos, epsilon: float) -> Iterator[tuple[Mechanism, float]]:
-    """The mechanisms that every answer costs, at their share of a lifetime's ε, and that share."""
+    """Yield the mechanisms that charge every answer, each with its share of a lifetime's ε."""
     words = sum(len(np.unique(queries.terms.codes)) for queries in world.queries)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the report says what this one is
-        yield SharedNoise(min(epsilon, 1e9), 10), epsilon  # of the paper's 30 rows, those that are read
-    yield Scalar(epsilon / words, 10), epsilon / words  # no decoys here: each would cost as much again
+        warnings.simplefilter("ignore")  # the report says that it is insecure
+        yield SharedNoise(min(epsilon, 1e9), 10), epsilon  # the 10 of the paper's 30 rows that are read
+    yield Scalar(epsilon / words, 10), epsilon / words  # no decoys: each would cost as much as a word
     yield PerCell(epsilon / words, 10), epsilon / words
 
 
 def _answered(world: UnchargedSilos, kind: Mechanism) -> FloatArray:
-    """Scores from what askers recover of the answers to their questions."""
+    """Return scores from the counts that askers recover from answers."""
     family = HashFamily(world.streams("hashes", kind.name).bytes(32), kind.rows, NARROW)
     carriers = [in_memory(Desk(world.owner(holder, kind, family)), "peer") for holder in world.silos]
     catalogues = [fetch_catalogue(carrier, "body") for carrier in carriers]
@@ -173,7 +173,7 @@ def _answered(world: UnchargedSilos, kind: Mechanism) -> FloatArray:
 
     def counts(asker: int, holder: int) -> PrivateCounts:
         own, catalogue = world.bodies[asker], catalogues[holder]
-        nobody = Ids.of([])  # decoys hide words; no count is better or worse for them
+        nobody = Ids.of([])  # no decoys: they hide words and do not change counts
         decoys = Decoys(nobody, np.empty(0, dtype=np.int64), bytes(16), count=0)
         real = 5 if isinstance(kind, PerCell) else kind.rows
         asking = Asker(catalogue.terms, family, kind, decoys, real_rows=real)
@@ -188,17 +188,17 @@ def _answered(world: UnchargedSilos, kind: Mechanism) -> FloatArray:
 
 
 def _moments(own: Tokens, lengths: IntArray) -> FloatArray:
-    """F₂ of documents of these lengths, in proportion as own ones have it."""
+    """Estimate F₂ of documents of these lengths, in proportion to F₂ per word of the silo's own."""
     squares = float((own.counts().data ** 2).sum())
     return lengths.astype(np.float64) * (squares / max(len(own.terms), 1))
 
 
 def _cells(names: Sequence[str], results: Mapping[Point, Any], config: Config) -> Iterator[Cell]:
-    """Means over seeds with their intervals, a row for each mechanism and ε."""
+    """Yield means over seeds with their intervals, a row for each mechanism and ε."""
     for name in names:
         for epsilon in EPSILONS:
             units = [results[Point(name, seed, epsilon)] for seed in config.seeds]
-            for records in zip(*units, strict=True):  # one record a seed
+            for records in zip(*units, strict=True):  # one record per seed
                 row, reader = records[0]["mechanism"], records[0]["reader"]
                 if row == EXACT and epsilon != EPSILONS[0]:
                     continue
@@ -230,7 +230,7 @@ def _page(names: Sequence[str], cells: Sequence[Cell], more: Sequence[Section], 
 
 
 def _curves(cells: Sequence[Cell], seeds: int) -> Plot:
-    """A curve over ε for every mechanism and reader: nDCG@10 beside the exact one's, and Kendall's τ."""
+    """Plot curves over ε by mechanism and reader: nDCG@10 relative to exact counts, and Kendall's τ."""
 
     def draw(axes: Any) -> None:
         figure = axes.figure
@@ -251,7 +251,7 @@ def _curves(cells: Sequence[Cell], seeds: int) -> Plot:
 
 
 def _lines(cells: Sequence[Cell], measured: str) -> dict[str, Series]:
-    """Means with their intervals by mechanism and reader, over the places of ε in their order."""
+    """Return means with their intervals by mechanism and reader, over the positions of ε in order."""
     by_name: dict[str, list[tuple[int, Cell]]] = {}
     for cell in cells:
         if cell.measure == measured and cell.row != EXACT:

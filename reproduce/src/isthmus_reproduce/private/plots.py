@@ -1,4 +1,4 @@
-"""Pictures of what sketches and noise do to counts and features.
+"""Plots of the effect of sketches and noise on counts and features.
 
 - the measured error of a count beside the bounds of the paper's Theorems 2 and 3;
 - the paper's Figure 7: feature vectors of some pairs, embedded in the plane by t-SNE.
@@ -39,10 +39,10 @@ PANELS: dict[str, tuple[str, int, int]] = {
     "g: z=3": ("signed", 120, 3),
     "h: z=1": ("signed", 120, 1),
 }
-"""The panels of Figure 7: the kind of sketch, its width and its rows."""
+"""Panels of Figure 7: the kind of sketch, its width and its rows."""
 PAIRS = 400
 EPSILON, ROWS, WORDS = 0.5, 10, 5
-"""ε, rows and the words of a query for the theorems."""
+"""ε, number of rows, and number of words of a query for the theorems."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +53,11 @@ class SketchedCounts(ExactCounts):
 
     @classmethod
     def through(cls, tokens: Tokens, kind: type[Sketch], family: HashFamily) -> SketchedCounts:
-        """Of these texts, as a sketch of that kind has them."""
+        """Sketch the texts by a sketch of this kind."""
         return cls(tokens, Statistics.of(tokens), kind.of(tokens, family))
 
     def counts(self, documents: IntArray, words: Ids) -> NDArray[Any]:
-        """What the sketch says, negative estimates as 0."""
+        """Return the sketch's estimates, negative ones as 0."""
         counts: NDArray[Any] = np.maximum(self.sketch.at(documents, words), 0)
         return counts
 
@@ -72,7 +72,7 @@ class Picture:
 
 
 def compute(notebook: Notebook, *, seed: int, workers: int | None) -> dict[Picture, Any]:
-    """The data of all plots."""
+    """Return the data of all plots."""
     units = [Unit(Picture("theorems", width), {"width": width, "seed": seed}) for width in WIDTHS]
     results = notebook.compute(theorems, units, label="errors and bounds", workers=workers)
     units = [Unit(Picture("panel", panel=name), {"panel": name, "seed": seed}) for name in PANELS]
@@ -80,7 +80,7 @@ def compute(notebook: Notebook, *, seed: int, workers: int | None) -> dict[Pictu
 
 
 def sections(results: Mapping[Picture, Any]) -> tuple[Section, ...]:
-    """The pictures for a report."""
+    """Return the report's sections with plots."""
     return (
         Section("Errors and the paper's bounds", (_theorem_plot(results, 2), _theorem_plot(results, 3))),
         Section("Feature vectors in the plane", (_panels_plot(results),)),
@@ -88,17 +88,20 @@ def sections(results: Mapping[Picture, Any]) -> tuple[Section, ...]:
 
 
 def error_bound(epsilon: float, rest: float, width: int, words: int = 1) -> float:
-    """Theorems 2 and 3 as printed: √(l·(16/ε² + 64F/w)), F the second moment beyond the heaviest words."""
+    """Return the bound of Theorems 2 and 3 as printed, √(l·(16/ε² + 64F/w)).
+
+    F is the second moment beyond the heaviest words.
+    """
     return float((words * (16 / epsilon**2 + 64 * rest / width)) ** 0.5)
 
 
 def unsafe_corollary1(epsilon: float, width: int) -> float:
-    """ε' = ln(w(e^ε − 1 + 1/w)): the noise that Corollary 1 calls enough for ε, which it is not."""
+    """Return ε' = ln(w(e^ε − 1 + 1/w)): Corollary 1 claims wrongly that noise for ε' suffices for ε."""
     return float(np.log(width * (np.exp(epsilon) - 1 + 1 / width)))
 
 
 def theorems(*, width: int, seed: int) -> dict[str, float]:
-    """One error in 200 is above this, for one word and for queries of five, beside the printed bounds."""
+    """Return 99.5 % quantiles of errors, for one word and for queries of five, beside the printed bounds."""
     rng = Streams(seed)("theorems", width)
     ranks = np.minimum(rng.zipf(1.3, size=(300, 1000)), 20_000)
     errors: dict[str, list[float]] = {}
@@ -108,7 +111,7 @@ def theorems(*, width: int, seed: int) -> dict[str, float]:
         family = HashFamily(rng.bytes(32), ROWS, width)
         hashed = family.of_vocabulary(tokens.terms)
         cells = CountSketch.of(tokens, family).dense()[0][hashed.cells] * hashed.signs
-        shared = rng.laplace(0, 1 / EPSILON, size=truth.shape) * hashed.signs  # a draw a word, for all rows
+        shared = rng.laplace(0, 1 / EPSILON, size=truth.shape) * hashed.signs  # one draw a word for all rows
         own = rng.laplace(0, 1 / EPSILON, size=cells.shape) * hashed.signs
         chosen = rng.integers(len(truth), size=(20, WORDS))
         for name, noise in (("shared noise", shared), ("noise a cell", own)):
@@ -127,7 +130,7 @@ def theorems(*, width: int, seed: int) -> dict[str, float]:
 
 
 def panel(*, panel: str, seed: int) -> dict[str, list[float]]:
-    """Places of sampled pairs in the plane, and their grades."""
+    """Return the positions of sampled pairs in the plane, and their grades."""
     from sklearn.manifold import TSNE
 
     corpus = load("cran") if available().get("cran") else synthetic_text.text(400, 60, seed=seed, words=200)
@@ -147,7 +150,7 @@ def panel(*, panel: str, seed: int) -> dict[str, list[float]]:
 
 
 def _sampled(corpus: Corpus, rng: np.random.Generator) -> tuple[Pairs, IntArray]:
-    """Half of the pairs judged relevant, half of them any."""
+    """Sample pairs: half of them judged relevant, half at random."""
     place = {query: at for at, query in enumerate(corpus.queries.ids)}
     judged = np.flatnonzero(corpus.qrels.grades > 0)
     judged = rng.permutation(judged)[: PAIRS // 2]
@@ -201,7 +204,7 @@ def _on_log_axes(plot: Plot, caption: str) -> Plot:
         axes.xaxis.set_major_formatter(_plainly)
         axes.yaxis.set_major_formatter(_plainly)
         low, high = axes.get_ylim()
-        if high / low < 100:  # a decade or so needs more marks than its ends
+        if high / low < 100:  # label minor ticks too if the axis spans less than two decades
             axes.yaxis.set_minor_formatter(
                 lambda value, at: _plainly(value, at) if f"{value:.0e}"[0] in "25" else ""
             )

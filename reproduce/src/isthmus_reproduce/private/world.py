@@ -1,4 +1,4 @@
-"""Silos whose releases nobody is charged for, to measure every mechanism and reader at every ε."""
+"""Silos that release without charges, to measure every mechanism and reader at every ε."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ READERS = ("publish", "ask", "threshold", "plain")
 
 
 class UnchargedSilos(ReleasingSilos):
-    """A collection in silos that release to one peer without ledgers, and whose totals one party noises."""
+    """A collection in silos that release to one peer without ledgers; one party noises their totals."""
 
     def __init__(self, corpus: Corpus, streams: Streams, width: int | None = None) -> None:
         super().__init__(corpus, streams, (), width)
 
     def judged(self, scores: FloatArray) -> dict[str, float]:
-        """nDCG@10, and Kendall's τ with the exact order of each query's matches, a hundred at most."""
+        """Return nDCG@10, and Kendall's τ with the exact order of each query's matches, a hundred at most."""
         taus = [self._agreement(query, scores[query]) for query in range(len(scores))]
         value = evaluate(self.corpus.qrels, self.run(scores), ["nDCG@10"])["nDCG@10"]
         return {"nDCG@10": float(value), "Kendall tau": float(np.nanmean(taus))}
@@ -50,17 +50,17 @@ class UnchargedSilos(ReleasingSilos):
         return float(kendalltau(self.exact[query, matches], scores[matches]).statistic)
 
     def peers(self, holder: int) -> Sequence[str]:
-        """One peer, which stands for all."""
+        """Return one peer, which stands for all."""
         return ("peer",)
 
     def covered(self, holder: int, rng: np.random.Generator) -> tuple[Covered, ChargeAll]:
-        """A silo's documents in fresh versions that nobody pays for."""
+        """Return a silo's documents in fresh versions that are not charged."""
         names = tuple(self.corpus.documents.ids[row] for row in self.rows[holder])
         return fresh_versions(names, rng.bytes), no_charge
 
     @cached_property
     def totals(self) -> Statistics:
-        """Noisy frequencies and counts of all silos."""
+        """Noisy frequencies and counts over all silos."""
         rng = self.streams("totals")
         family = HashFamily(rng.bytes(32), 1, WIDTH)
         sums = hashed(summed(Statistics.of(tokens) for tokens in self.bodies), family)

@@ -1,14 +1,14 @@
-"""What the learner reads and how its probabilities are made, chosen with the reported collection left out.
+"""Columns of the learner and rules of its probabilities, chosen with the reported collection left out.
 
-Alternatives are few and named below, the simplest first. For every collection one is chosen by what the
-others say, by words and with the encoder, and the collection is reported with that choice:
+Alternatives are few and named below, the simplest first. For every collection one is chosen by the results on
+the other collections, by words and with the encoder, and the collection is reported with that choice:
 
     learners    the highest mean difference to the baseline, in steps of .001
     rules       the fewest requirements missed: the calibration error within the 95 % quantile of a perfect
                 model, and first hits where nothing is right below the base rate; then the lowest of the
                 highest ratios to these limits, in steps of .05; then the most log-loss saved
 
-The earlier one of equals. `time` and `adi` take no part.
+Of equals the earlier one is chosen. `time` and `adi` are not used.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LEARNERS = {
     f"{name}, penalty {penalty:g}": (columns, penalty)
     for (name, columns), penalty in product(SETS.items(), (300.0, 100.0))
 }
-"""Columns that a learner does without, and what holds back the others."""
+"""Columns that a learner does not see, and its penalty."""
 FEW, MANY = (0.15, 0.4, 0.65, 0.85, 0.95), (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 FORMS = {"level": (FEW, False), "bounded": (FEW, True), f"bounded, {len(MANY)} knots": (MANY, True)}
 RULES = {
@@ -69,7 +69,7 @@ STEP, LEAST_GAIN = 0.05, 0.001
 _NONE = (np.zeros(len(PROFILE)), np.ones(len(PROFILE)), np.zeros(len(PROFILE)))
 _FLAT = HitCalibration(0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.5, 0.0, 0.0, 1.0, *_NONE)
 Results = Mapping[tuple[str, str], Mapping[str, Any]]
-"""By collection and encoder, what came of every alternative."""
+"""Results of every alternative, by collection and encoder."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Part:
 
 def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None = None) -> Reproduction:
     """Compute what is missing in the folder, by words and with an encoder if one is named, and write the
-    report; collections have commas between."""
+    report; collections are separated by commas."""
     names = tuple(present()) if config.data == ALL else tuple(config.data.split(","))
     if len(names) < 2:
         raise ConfigError("no other collection to choose by", key="data", value=config.data, expected="two")
@@ -102,7 +102,7 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
 
 
 def work(kind: str, data: str, encoder: str, seed: int, scale: str) -> dict[str, Any]:
-    """All alternatives of a kind on one collection."""
+    """Measure all alternatives of a kind on one collection."""
     world = World.of(data, seed=seed, smoke=scale == "smoke")
     used = encoder_of(world, encoder) if encoder else None
     with federation(world, encoder=used) as silos:
@@ -111,7 +111,7 @@ def work(kind: str, data: str, encoder: str, seed: int, scale: str) -> dict[str,
 
 
 def learners(study: Study, data: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of every learner the measures of queries before and after, and the difference."""
+    """Yield every learner's mean difference to the baseline, share of adoptions, and worse queries."""
     before = study.values(study.rankings(study.baseline)).tolist()
     for name, (without, penalty) in LEARNERS.items():
         hidden, kinds, after = study.hiding(without), [], []
@@ -141,7 +141,7 @@ class Calibrated:
 
     @classmethod
     def of(cls, study: Study, queries: Any) -> Calibrated:
-        """The model learned from some queries, and the lists its calibration was fitted on."""
+        """Learn the model from some queries, and record the lists that its calibration was fitted on."""
         fits: list[tuple[Any, Any, int]] = []
 
         def remember(lists: Any, totals: Any, least: int) -> Any:
@@ -151,7 +151,7 @@ class Calibrated:
         return cls(study.learn(queries, options=LearningOptions(calibrate=remember))[0], fits)
 
     def by(self, rules: CalibrationRules) -> SearchModel:
-        """The model with probabilities by some rules."""
+        """Return the model with probabilities by these rules."""
         lines = [fit_calibration(*arguments, rules)[0] for arguments in self.fits]
         assert self.model.baseline is not None
         baseline = replace(self.model.baseline, calibration=lines[-1])
@@ -161,7 +161,7 @@ class Calibrated:
 def calibrations(
     alternatives: Mapping[str, CalibrationRules], study: Study, data: str
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """Of every alternative the figures of hits shown, by models that have not seen the query."""
+    """Yield for every alternative the results on shown hits, by models that have not seen the query."""
     turns = [
         (number, np.flatnonzero(turn == fold), Calibrated.of(study, np.flatnonzero(turn != fold)))
         for number, turn in enumerate(study.world.turns)
@@ -189,8 +189,8 @@ def calibrations(
 
 
 def figures_of(outcome: Outcome) -> dict[str, float]:
-    """The calibration error and its limit, what first hits have where nothing is right, and the share of the
-    log-loss of the base rate that probabilities save."""
+    """Return the calibration error and its limit, the probabilities of first hits where nothing is right, and
+    the share of the base rate's log-loss that the probabilities save."""
     error, limit = outcome.honesty
     base, removed, foreign = outcome.probabilities.values()
     probability, right, _ = outcome.hits.T
@@ -200,13 +200,13 @@ def figures_of(outcome: Outcome) -> dict[str, float]:
 
 
 def others(results: Results, name: str) -> dict[str, list[Any]]:
-    """By alternative, the figures of all collections but one."""
+    """Return, by alternative, the results of all collections but one."""
     rows = [each for (data, _), each in results.items() if data != name]
     return {alternative: [each[alternative] for each in rows] for alternative in rows[0]}
 
 
 def best_learner(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    """The first with the highest mean difference, in steps."""
+    """Return the first alternative with the highest mean difference, in steps."""
 
     def gain(name: str) -> int:
         return round(float(np.mean([each["difference"] for each in figures[name]])) / LEAST_GAIN)
@@ -215,8 +215,8 @@ def best_learner(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
 
 
 def best_rules(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    """The first with the fewest requirements missed, then the lowest of the highest ratios, in steps, then
-    the most log-loss saved."""
+    """Return the first alternative with the fewest requirements missed, then the lowest of the highest
+    ratios, in steps, then the most log-loss saved."""
 
     def order(name: str) -> tuple[int, int, float]:
         ratios = np.array([_ratios(each) for each in figures[name]])
@@ -227,7 +227,7 @@ def best_rules(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
 
 
 def _ratios(row: Mapping[str, float]) -> tuple[float, float, float]:
-    """Of what is required to its limit."""
+    """Return the ratios of the required figures to their limits."""
     return row["ECE"] / row["95 %"], row["removed"] / row["base rate"], row["foreign"] / row["base rate"]
 
 
@@ -250,7 +250,7 @@ def _cells(kind: str, results: Results, chosen: Mapping[str, str]) -> Iterator[C
 
 
 def _table(results: Results, chosen: Mapping[str, str]) -> Table:
-    """Every collection with the choice that the others made."""
+    """Build a table of every collection with the choice made on the others."""
     rows = [
         (data, encoder or "words", chosen[data], *each[chosen[data]].values())
         for (data, encoder), each in results.items()

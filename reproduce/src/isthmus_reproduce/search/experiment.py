@@ -1,9 +1,8 @@
-"""Search across silos, measured: lists that are merged beside one index, what learning gains over what it
-would replace, and whether 0.8 means eighty percent.
+"""Search across silos, measured: merged lists beside one index, the gain by learning, and calibration.
 
 Silos are dealt by topic, the built-in world has its own; queries are tested five-fold by models that have not
-seen them, nor any query whose judgements hang together with theirs. Everything is found by the service's own
-code (`world`, `hybrid`, `learned`).
+seen them, nor any query whose judgements are linked with theirs. All results come from the service's own code
+(`world`, `hybrid`, `learned`).
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ PROSE = Prose("search.j2")
 DATA = ("cran", "cisi", "med", "npl", BUILT_IN)
 ALL = "all"
 DRAWS = 3
-"""Private releases of the statistics that are averaged."""
+"""Number of private releases of the statistics to average over."""
 LEARNED, BEFORE = "learned", "before learning"
 MUCH = 0.2
-"""Of a query's measure: whoever loses more has noticed."""
+"""Drop in a query's measure that a user would notice."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What to measure: one collection, or `all` that are here."""
+    """What to measure: one collection, or `all` that are available."""
 
     data: str = ALL
     scale: Literal["smoke", "full"] = "full"
     seed: int = 0
     encoder: str = ""
-    """That all silos have agreed on; empty for search by words."""
+    """The encoder that all silos have agreed on; empty for search by words."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A unit of work: one kind of measuring on one collection."""
+    """A unit of work: one kind of measurement on one collection."""
 
     kind: str
     data: str
@@ -85,7 +84,7 @@ def present() -> Iterator[str]:
 
 
 def work(kind: str, data: str, seed: int, scale: str, encoder: str = "") -> dict[str, Any]:
-    """One part of one collection."""
+    """Measure one part of one collection."""
     smoke = scale == "smoke"
     world = World.of(data, seed=seed, smoke=smoke, **({"silos": MANY} if kind == "inverted" else {}))
     about: dict[str, Any] = {"groups": world.groups.tolist(), "documents": len(world.corpus.documents)}
@@ -99,7 +98,7 @@ def work(kind: str, data: str, seed: int, scale: str, encoder: str = "") -> dict
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Everything that was measured on one collection, as the units kept it."""
+    """All measurements on one collection, as the units saved them."""
 
     data: str
     merged: Mapping[str, Any]
@@ -109,7 +108,7 @@ class Outcome:
 
     @cached_property
     def groups(self) -> IntArray:
-        """What every query belongs to."""
+        """The group of every query."""
         return np.array(self.learned["groups"])
 
     @cached_property
@@ -121,21 +120,21 @@ class Outcome:
 
     @property
     def gain(self) -> FloatArray:
-        """What every query gains by learning."""
+        """The gain of every query by learning."""
         return self.values[LEARNED] - self.values[BEFORE]
 
     def over(self, row: str, other: str) -> Estimate:
-        """The mean difference with its interval; groups count once."""
+        """Return the mean difference with its interval; a group counts once."""
         return _estimate(self.values[row] - self.values[other], self.groups, self.seed)
 
     def worse(self, row: str, other: str) -> tuple[int, int]:
-        """How many queries are worse than by another row, and how many have lost much."""
+        """Return how many queries are worse than by another row, and how many lose more than `MUCH`."""
         difference = self.values[row] - self.values[other]
         return int((difference < -1e-9).sum()), int((difference < -MUCH).sum())
 
     @property
     def adopted(self) -> tuple[int, int]:
-        """How often a learned model took the baseline's place, and of how many times."""
+        """How often a learned model replaced the baseline, and in how many trainings."""
         kinds = self.learned["kinds"]
         return sum(kind != "baseline" for kind in kinds), len(kinds)
 
@@ -146,7 +145,7 @@ class Outcome:
 
     @cached_property
     def honesty(self) -> tuple[float, float]:
-        """The calibration error of hits shown, and the 95 % quantile of that of a perfectly calibrated model
+        """The calibration error of shown hits, and the 95 % quantile of that of a perfectly calibrated model
         with the same hits; both are means over rounds."""
         pairs = []
         for number in np.unique(self.hits[:, 2]).tolist():
@@ -158,7 +157,7 @@ class Outcome:
 
     @property
     def probabilities(self) -> dict[str, float]:
-        """The base rate of hits shown beside the mean probability of the first hit where nothing is right."""
+        """The base rate of shown hits, and the mean probability of the first hit where nothing is right."""
         return {
             "base rate": float(self.hits[:, 1].mean()),
             "first hit, relevant documents removed": float(np.mean(self.learned["missing"])),
@@ -167,7 +166,7 @@ class Outcome:
 
     @property
     def known(self) -> dict[str, float]:
-        """The share of known items that are first: of all, and where two words name one document."""
+        """The share of known items ranked first: of all, and of those that two words identify."""
         names = (
             ("known items first, before", "known items first"),
             ("named items first, before", "named items first"),
@@ -180,7 +179,7 @@ class Outcome:
         }
 
     def cells(self) -> Iterator[Cell]:
-        """Every figure of the tables as a cell."""
+        """Yield every figure of the tables as a cell."""
         about: dict[str, Any] = {"table": "search", "mode": "sound", "data": self.data, "n": len(self.groups)}
 
         def cell(row: str, measure: str, value: float | Estimate) -> Cell:
@@ -215,7 +214,7 @@ def _estimate(values: FloatArray, groups: IntArray, seed: int) -> Estimate:
 
 
 def pooled(outcomes: Sequence[Outcome]) -> tuple[Estimate, float]:
-    """What learning gains over all queries of all collections, and the mean over collections."""
+    """Return the gain by learning over all queries of all collections, and the mean over collections."""
     first = np.cumsum([0, *(int(each.groups.max()) + 1 for each in outcomes)])
     groups = np.concatenate([each.groups + start for each, start in zip(outcomes, first, strict=False)])
     gains = np.concatenate([each.gain for each in outcomes])

@@ -16,7 +16,7 @@ BM25, CENTRAL = CENTRAL_BM25, "hybrid, one index"
 
 
 def values_of(world: World, encoder: str, draws: int) -> dict[str, list[list[float]]]:
-    """By row, the measure of every query; several lists where statistics were drawn several times."""
+    """Return, by row, the measure of every query; one list for each draw of the statistics."""
     used = encoder_of(world, encoder)
     values: dict[str, list[list[float]]] = {}
     size = len(COLUMNS)

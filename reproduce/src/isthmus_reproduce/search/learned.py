@@ -1,9 +1,9 @@
-"""What silos that learn together gain, and whether their probabilities hold: nested, in process.
+"""Gains of learning across silos, and the calibration of its probabilities: nested, in process.
 
 The rows of all queries come from the service's own candidates and columns. For every outer fold the learner
-sees the other queries alone, cross-validates, chooses and calibrates among them as the product does, and what
-it hands out ranks the fold's queries. The baseline is what that federation would use without learning, with
-the same statistics.
+sees the other queries alone, cross-validates, chooses and calibrates among them as the product does, and the
+resulting model ranks the fold's queries. The baseline is the score that the same federation would use without
+learning, with the same statistics.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from isthmus_reproduce.search.world import BUILT_IN, SHOWN, Federation, World, e
 PENALTY = 100.0
 LEFT_OUT = {"npl": 300.0}
 """The penalty, of 100 and 300, with the best mean difference over cran, med, cisi, npl and pydocs, with and
-without an encoder, where the collection reported is left out; `PENALTY` where it is not named here."""
+without an encoder, with the reported collection left out; `PENALTY` for collections not named here."""
 FOLDS, LEAST = (8, 4, 2), 10
-"""Folds that queries are dealt into within a learning run, as silos do: the most with enough queries each."""
+"""Folds of queries within a learning run, as silos deal them: the most that have enough queries each."""
 KNOWN, FOREIGN = 300, 60
 OTHER = {"cran": "cisi", "cisi": "npl", "npl": "med", BUILT_IN: "cran"}
-"""Whose queries a collection has no answer to; those of cran where it is not named."""
+"""A collection whose queries have no answer in this one; cran for those not named."""
 HIGH, LOW = 0.8, 0.2
 _LN_WORDS = COLUMNS.index("ln words")
 
@@ -63,7 +63,7 @@ class Rows:
     query: IntArray
 
     def of(self, query: int) -> tuple[FloatArray, NDArray[Any]]:
-        """Columns and names of one query's candidates."""
+        """Return columns and names of one query's candidates."""
         start, end = np.searchsorted(self.query, [query, query + 1])
         return self.table[start:end], self.names[start:end]
 
@@ -81,7 +81,7 @@ class Ranking:
     def of(
         cls, parts: Sequence[tuple[FloatArray, NDArray[Any]]], by: Weights | SearchModel
     ) -> Ranking | None:
-        """By a score, or by the model that is for such a query; None where there is no candidate."""
+        """Rank by a score, or by the part of a model that is for such a query; None without a candidate."""
         parts = [part for part in parts if len(part[1])]
         if not parts:
             return None
@@ -95,7 +95,7 @@ class Ranking:
         return cls(names[order].tolist(), margins[order], table[order], profile)
 
     def probabilities(self, model: SearchModel, count: int) -> FloatArray:
-        """The probabilities of the first `count` hits."""
+        """Return the probabilities of the first `count` hits."""
         calibration = model.of_query(self.table[0, _LN_WORDS]).calibration
         assert calibration is not None
         return calibration(self.margins[:count], self.profile)
@@ -103,7 +103,7 @@ class Ranking:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """One collection in silos, as it is searched and learned from."""
+    """One collection in silos, for searching and learning."""
 
     world: World
     silos: Federation
@@ -111,14 +111,14 @@ class Study:
     penalty: float = PENALTY
 
     def rows(self, texts: Sequence[str], own: Sequence[str | None]) -> list[Rows]:
-        """The rows of some queries in every silo."""
+        """Return the rows of these queries in every silo."""
         return [
             Rows(*map(np.concatenate, zip(*_rows(silo, texts, own, self.encoder), strict=True)))
             for silo in self.silos.silos
         ]
 
     def hiding(self, columns: Sequence[str]) -> Study:
-        """The same rows without what some columns say."""
+        """Return the study with these columns hidden in its rows."""
         other, hidden = replace(self), np.isin(COLUMNS, columns)
         parts = [replace(part, table=np.where(hidden, np.nan, part.table)) for part in self.parts]
         vars(other).update(parts=parts, right=self.right, relevant=self.relevant, scale=self.scale)
@@ -140,7 +140,7 @@ class Study:
 
     @cached_property
     def relevant(self) -> list[FloatArray]:
-        """Of every row in every silo."""
+        """The relevance of every row in every silo."""
         return [
             np.array([name in self.right[at] for name, at in zip(part.names, part.query, strict=True)], float)
             for part in self.parts
@@ -148,7 +148,7 @@ class Study:
 
     @cached_property
     def scale(self) -> BaselineScale:
-        """What the baseline is on, from the silos' score sums."""
+        """The scale of the baseline, from the silos' score sums."""
         if not self.encoder:
             return BaselineScale()
         scale = common_scale(
@@ -171,7 +171,7 @@ class Study:
     def ranking(
         self, at: int, by: Weights | SearchModel, *, without_relevant: bool = False
     ) -> Ranking | None:
-        """One query's candidates by a score or a model."""
+        """Rank one query's candidates by a score or a model."""
         parts = [part.of(at) for part in self.parts]
         if without_relevant:
             masks = [np.array([name not in self.right[at] for name in names], bool) for _, names in parts]
@@ -179,7 +179,7 @@ class Study:
         return Ranking.of(parts, by)
 
     def rankings(self, score: Weights) -> dict[int, Ranking | None]:
-        """All queries' candidates by a score."""
+        """Rank all queries' candidates by a score."""
         return {at: self.ranking(at, score) for at in range(len(self.right))}
 
     def learn(
@@ -189,7 +189,7 @@ class Study:
         judgements: Mapping[str, FloatArray] | None = None,
         options: LearningOptions | None = None,
     ) -> tuple[SearchModel, Record]:
-        """From some of the queries; `judgements` of every silo's rows take the place of its own."""
+        """Learn from some of the queries; `judgements` of every silo's rows replace its own."""
         place = np.full(len(self.right), -1)
         place[chosen] = np.arange(len(chosen))
         groups = np.unique(self.world.groups[chosen], return_inverse=True)[1]
@@ -222,7 +222,7 @@ class Study:
         )
 
     def values(self, rankings: Mapping[int, Ranking | None]) -> FloatArray:
-        """The measure of every query."""
+        """Return the measure of every query."""
         ids = self.world.corpus.queries.ids
         lists = {
             ids[at]: {name: float(-place) for place, name in enumerate(each.names[:SHOWN])}
@@ -247,8 +247,8 @@ def _rows(
 
 
 def learned(world: World, data: str, encoder: str) -> dict[str, Any]:
-    """By name: measures of every query before and after, in every round; (query, probability, right, round)
-    of hits shown; what was adopted; the first hit's probability where nothing is right; known items."""
+    """Return, by name: measures of every query before and after, in every round; (query, probability, right,
+    round) of shown hits; adopted models; the first hit's probability where nothing is right; known items."""
     used = encoder_of(world, encoder) if encoder else None
     with federation(world, encoder=used) as silos:
         silos.share("private")
@@ -289,7 +289,7 @@ def learned(world: World, data: str, encoder: str) -> dict[str, Any]:
 
 
 def first_hits(ranking: Ranking | None, model: SearchModel, count: int = 1) -> list[float]:
-    """Probabilities of the first hits."""
+    """Return the probabilities of the first hits."""
     return [] if ranking is None else ranking.probabilities(model, count).tolist()
 
 
@@ -300,7 +300,7 @@ def _fallen(
     was: FloatArray,
     now: FloatArray,
 ) -> Iterator[list[Any]]:
-    """(query, before, after, cause) of queries that fell from above `HIGH` to below `LOW`."""
+    """Yield (query, before, after, cause) of queries that fell from above `HIGH` to below `LOW`."""
     for at in np.flatnonzero((was > HIGH) & (now < LOW)).tolist():
         old, new = before[at], after[at]
         assert old is not None
@@ -314,8 +314,8 @@ def _fallen(
 
 
 def _known_items(study: Study, model: SearchModel) -> list[list[int]]:
-    """(queries, first before, first after) of documents searched for by two of their rarest words; of all,
-    and of those where no other document has both."""
+    """Return (queries, first before, first after) for documents searched by two of their rarest words: of
+    all, and of those where no other document has both words."""
     documents = study.world.corpus.documents
     tokens = ENGLISH(documents.texts)
     having = tokens.counts().tocsc()
@@ -354,9 +354,9 @@ MANY, INVERTED = 8, 2
 
 
 def inverted(world: World) -> dict[str, list[float]]:
-    """Eight silos of which two judge the wrong way round: what is right is wrong there, and all other
-    candidates are right. The measure of every query without learning, learned from the six others, from all
-    by plain sums, and from all in the mode that weighs silos."""
+    """Measure eight silos of which two have inverted judgements: their relevant candidates are marked as not
+    relevant, all others as relevant. Returns the measure of every query without learning, learned from the
+    six others, from all by plain sums, and from all in the mode that weighs silos."""
     with federation(world) as silos:
         silos.share("private")
         study = Study(world, silos, "")

@@ -1,4 +1,4 @@
-"""A collection in silos, as nodes hold it, and what is found in it: by the service's own code, in process.
+"""A collection in silos, as nodes hold it, searched in process by the service's own code.
 
 Documents are indexed and searched as a node does it, and statistics are shared as silos share them. Only the
 network is missing.
@@ -51,15 +51,15 @@ MEASURE = "nDCG@10"
 CENTRAL_BM25 = "BM25, one index"
 SILOS, FOLDS, SHOWN, DEPTH = 4, 5, 10, 100
 FEW, ROUNDS = 100, 5
-"""With fewer queries than this, so many rounds of folds: one would tell of its folds, not of the product."""
+"""With fewer than `FEW` queries, folds are drawn `ROUNDS` times, so that results depend less on one draw."""
 BUILT_IN = "pydocs"
 SMOKE_QUERIES, SMOKE_DOCUMENTS = 60, 500
 
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """A collection whose silos hold its documents; `groups[i]` is what query i belongs to, `turns[r][i]` the
-    fold in which the r-th round over all queries tests it."""
+    """A collection in silos; `groups[i]` is the group of query i, and `turns[r][i]` the fold in which the
+    r-th round over all queries tests it."""
 
     corpus: Corpus
     groups: IntArray
@@ -67,8 +67,8 @@ class World:
 
     @classmethod
     def of(cls, data: str, *, seed: int, smoke: bool = False, silos: int = SILOS) -> World:
-        """Dealt by topic, the built-in world as it is unless it is to have another number of silos; queries
-        that nobody judged are left out."""
+        """Load a collection and deal it by topic; the built-in world keeps its silos unless another number is
+        requested. Queries without judgements are left out."""
         corpus = load(data)
         groups = dict(zip(corpus.queries.ids, _groups(corpus), strict=True))
         if smoke:
@@ -93,12 +93,12 @@ class World:
 
     @property
     def own(self) -> tuple[str | None, ...]:
-        """What every query was made from, and must not find."""
+        """The document that each query was made from, which is not a valid hit; None if there is none."""
         return self.corpus.queries.own or (None,) * len(self.corpus.queries)
 
     @cached_property
     def relevant(self) -> dict[str, dict[str, bool]]:
-        """By the text of a query and the id of a document."""
+        """Relevant documents by the text of a query, then by document id."""
         text = dict(zip(self.corpus.queries.ids, self.corpus.queries.texts, strict=True))
         qrels = self.corpus.qrels
         by_query: dict[str, dict[str, bool]] = {}
@@ -110,19 +110,19 @@ class World:
         return by_query
 
     def values(self, run: Run) -> FloatArray:
-        """The measure of every query."""
+        """Return the measure of every query."""
         evaluation = evaluate(self.corpus.qrels[list(self.corpus.queries.ids)], run, [MEASURE])
         (values,) = evaluation.values.values()
         return np.asarray(values)
 
 
 def _groups(corpus: Corpus) -> Sequence[Any]:
-    """Queries whose judgements hang together; each by itself where they were written independently."""
+    """Return the groups of queries with linked judgements; independently written ones stand alone."""
     return linked_queries(corpus).tolist() if corpus.queries.own else list(range(len(corpus.queries)))
 
 
 def _smaller(corpus: Corpus, streams: Streams) -> Corpus:
-    """A few queries, and few documents beside those they are judged with."""
+    """Return a few queries, their judged documents, and a few other documents."""
     judged = [at for at, query in enumerate(corpus.queries.ids) if query in corpus.qrels]
     rng = streams("search", "smoke")
     chosen = np.sort(rng.permutation(judged)[:SMOKE_QUERIES])
@@ -144,7 +144,7 @@ class Silo:
     index: Index
 
     def listed(self, text: str, itself: str | None) -> dict[str, float]:
-        """Its best documents by BM25 alone."""
+        """Return the silo's best documents by BM25 alone, without `itself`."""
         snapshot = self.index.snapshot
         candidates = snapshot.find(text, DEPTH + 1)
         scored = Bm25Scorer().score(snapshot, candidates)
@@ -163,7 +163,7 @@ class Federation:
     family: HashFamily
 
     def share(self, form: str | None) -> None:
-        """Hand every silo the sum of all silos' statistics, exact or with the default noise; or none."""
+        """Give every silo the sum of all silos' statistics, exact or with the default noise; or none."""
         total = None if form is None else summed(self._figures(silo, form) for silo in self.silos)
         for silo in self.silos:
             silo.index.share(total)
@@ -173,7 +173,7 @@ class Federation:
         return exact if form == "exact" else released(exact, self.family, SharedStatistics().epsilon)
 
     def lists(self) -> list[Run]:
-        """Every silo's BM25 lists with the figures it has now."""
+        """Return every silo's BM25 lists under its current statistics."""
         queries = self.world.corpus.queries
         entries = list(zip(queries.ids, queries.texts, self.world.own, strict=True))
         return [
@@ -183,7 +183,7 @@ class Federation:
 
 
 class RememberedEncoder(Encoder):
-    """An encoder whose vectors of a world's texts are known: they are encoded once for all silos and runs."""
+    """An encoder that stores the vectors of a world's texts, so that all silos and runs encode them once."""
 
     def __init__(self, name: str, encoder: Encoder, world: World) -> None:
         self.name, self.encoder = name, encoder
@@ -200,7 +200,7 @@ class RememberedEncoder(Encoder):
         return self.encoder.fingerprint
 
     def settings(self, folder: Path) -> EncoderSettings:
-        """As a node names it; one that was fitted is a file in the folder."""
+        """Return the encoder's section of a node's settings; a fitted one is saved in the folder."""
         if isinstance(self.encoder, Lsa):
             save_lsa(self.encoder, folder / "lsa")
             return EncoderSettings("lsa", path=folder / "lsa")
@@ -212,15 +212,15 @@ class RememberedEncoder(Encoder):
         return self.encoder.limit
 
     def token_spans(self, text: str) -> Spans:
-        """The encoder's own."""
+        """Return the token spans by the inner encoder."""
         return self.encoder.token_spans(text)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of passages of the world's documents."""
+        """Return the vectors of passages of the world's documents."""
         return np.stack([self._documents[text] for text in texts])
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of queries, those of the world as they are known."""
+        """Return the vectors of queries; those of the world are looked up."""
         for text in texts:
             if text not in self._queries:
                 self._queries[text] = self.encoder.encode_queries([text])[0]
@@ -232,7 +232,7 @@ def _passages(encoder: Encoder, title: str, body: str) -> list[str]:
 
 
 def encoder_of(world: World, name: str) -> RememberedEncoder:
-    """An encoder that was added, by name; `lsa` is fitted on the texts of all silos."""
+    """Return an installed encoder by name; `lsa` is fitted on the texts of all silos."""
     if name == "lsa":
         texts = world.corpus.documents.texts
         return RememberedEncoder(name, Lsa.fit(texts, dimensions=EncoderSettings().dimensions), world)
@@ -243,7 +243,7 @@ def encoder_of(world: World, name: str) -> RememberedEncoder:
 def federation(
     world: World, *, encoder: RememberedEncoder | None = None, whole: bool = False
 ) -> Iterator[Federation]:
-    """The silos' stores and indexes in a folder that goes afterwards; `whole` is one silo of everything."""
+    """Build the silos' stores and indexes in a temporary folder; `whole` builds one silo of everything."""
     family = family_of("experiment", SharedStatistics().width)
     documents = {name: world.corpus.silo(name).documents for name in world.corpus.silos}
     with TemporaryDirectory(prefix="isthmus-search-") as folder:
@@ -254,7 +254,7 @@ def federation(
             store.put(map(Draft, part.ids, part.titles, part.bodies))
             index = Index(Path(folder) / name, store, encoder=settings, family=family)
             index.catch_up()
-            if encoder is not None:  # what is known is not encoded again
+            if encoder is not None:  # known texts are not encoded again
                 known = AnyQueries(encoder, encoder.encoder.width)
                 index._encoder, index.snapshot = known, replace(index.snapshot, encoder=known)
                 index.encode_all()
@@ -263,15 +263,16 @@ def federation(
             yield Federation(world, tuple(silos), family)
         finally:
             for silo in silos:
+                silo.index.close()
                 silo.store.close()
 
 
-# what is found
+# results
 
 
 def references(world: World, draws: int) -> dict[str, list[list[float]]]:
-    """By row the measure, query by query, of one index and of lists merged without learning; several lists
-    where statistics were drawn several times."""
+    """Return by row the measure of every query, of one index and of lists merged without learning; one list
+    for each draw of the statistics."""
     corpus = world.corpus
     central = BM25().index(corpus.documents).search(corpus.queries, DEPTH)
     runs = {CENTRAL_BM25: [central]}

@@ -1,9 +1,9 @@
 """LambdaMART across silos (extra `trees`): XGBoost's federated communicator over mutual TLS.
 
 LambdaMART's gradients need whole queries and its histograms add up, so silos that hold whole queries can grow
-the very trees one table would give; only the quantile cuts of fine features differ a little. What leaves a
-silo are quantile summaries of its features and, for every node of every tree, its histogram of gradients:
-no row, but no DP guarantee either.
+the same trees as one pooled table; only the quantile cuts of fine features differ a little. A silo sends
+quantile summaries of its features and, for every node of every tree, its histogram of gradients: no row, but
+no DP guarantee either.
 """
 
 from isthmus_reproduce.trees.certificates import Papers, Seat, make_papers

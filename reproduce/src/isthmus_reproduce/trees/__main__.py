@@ -1,4 +1,4 @@
-"""One silo's process: train with the others, leave the model in the folder named on the command line."""
+"""The process of one silo: trains with the others and writes the model to the folder named in the command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from isthmus_reproduce.trees.certificates import Seat
 
 
 def main(folder: Path) -> None:
-    """Do the job that the folder holds."""
+    """Run the job in the folder."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.modules["sklearn"] = None  # type: ignore[assignment]  # XGBoost would load it, which takes seconds
     job = json.loads((folder / "job.json").read_text())
@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
     letor, seat = Letor(queries, **arrays), Seat(**job["seat"])
     try:
         model = _grow(letor, job["parameters"], job["trees"], seat)
-    except ValueError as error:  # XGBoost's own error is one
+    except ValueError as error:  # XGBoostError is a ValueError
         sys.exit(_in_short(error))
     with replacing(folder / "model.json") as stream:
         stream.write(bytes(model.save_raw(raw_format="json")))
@@ -44,21 +44,21 @@ def _grow(letor: Letor, parameters: dict[str, Any], trees: int, seat: Seat) -> A
         "federated_client_cert_path": seat.certificate,
         "federated_client_key_path": seat.key,
     }
-    # Everything in this context may be a message to all others: what not every silo does in the same
-    # order would leave them waiting for each other.
+    # Any call in this context may send a message to all silos; a call that not every silo makes in the
+    # same order would leave them waiting for each other.
     with xgboost.config_context(verbosity=0), xgboost.collective.CommunicatorContext(**seated):
         return xgboost.train(parameters, xgboost_matrix(letor), num_boost_round=trees)
 
 
 def _in_short(error: ValueError) -> str:
-    """What XGBoost says, without its stack trace and where in its sources it says so."""
+    """Return XGBoost's message without its stack trace and its place in XGBoost's sources."""
     lines = str(error).partition("Stack trace:")[0].split("\n")
     last = next((line for line in reversed(lines) if line.strip()), type(error).__name__)
     return re.sub(r"^[- ]*\[[^]]*\][: ]*", "", last)
 
 
 def _end_with_parent() -> None:
-    """The parent holds the other end of stdin; when it is gone nobody waits for this process."""
+    """End this process when the parent, which holds the other end of stdin, is gone."""
     while os.read(0, 1):
         pass
     os._exit(1)

@@ -1,4 +1,4 @@
-"""The TLS files of a federation of trees: who may sit where."""
+"""TLS files of a federation of trees, with a certificate for each seat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXCHANGE = "exchange"
 
 @dataclass(frozen=True)
 class Seat:
-    """A silo's place at the exchange: the address, its number, and the paths of its TLS files."""
+    """A silo's place at the exchange: its address, the silo's number, and the paths of its TLS files."""
 
     address: str
     rank: int
@@ -26,25 +26,25 @@ class Seat:
 
 @dataclass(frozen=True)
 class Papers:
-    """The TLS files of a federation, in one folder: a folder for the exchange and each seat."""
+    """TLS files of a federation in one folder, with a subfolder for the exchange and for each seat."""
 
     folder: Path
 
     @property
     def authority(self) -> Path:
-        """The certificate that all others are checked against."""
+        """Path of the certificate against which all others are checked."""
         return files(self.folder / EXCHANGE).authority
 
     def certificate(self, name: str) -> Path:
-        """The certificate of `exchange` or of a seat."""
+        """Return the path of the certificate of `exchange` or of a seat."""
         return files(self.folder / name).certificate
 
     def key(self, name: str) -> Path:
-        """The private key that belongs to it."""
+        """Return the path of the private key of `exchange` or of a seat."""
         return files(self.folder / name).key
 
     def seat(self, rank: int, silos: int, address: str) -> Seat:
-        """What the silo with that number is given: of the keys only its own."""
+        """Return the seat of the silo with this number; of the keys it has only its own."""
         name = seat_name(rank)
         paths = (self.authority, self.certificate(name), self.key(name))
         return Seat(address, rank, silos, *map(str, paths))
@@ -53,9 +53,9 @@ class Papers:
 def make_papers(
     folder: Path, silos: int, *, hosts: Sequence[str] = ("127.0.0.1", "localhost"), days: int = 30
 ) -> Papers:
-    """Keys and certificates for an exchange reachable under `hosts` and for so many silos.
+    """Make keys and certificates for an exchange reachable under `hosts` and for `silos` silos.
 
-    The authority's key is forgotten at once: nobody can add a silo later.
+    The authority's key is deleted at once: nobody can add a silo later.
     """
     authority = Authority.at(folder)
     authority.issue(EXCHANGE, clients=False, hosts=hosts, days=days)
@@ -66,5 +66,5 @@ def make_papers(
 
 
 def seat_name(rank: int) -> str:
-    """How a seat is called in its certificate and its files."""
+    """Return the name of a seat in its certificate and its files."""
     return f"seat{rank}"

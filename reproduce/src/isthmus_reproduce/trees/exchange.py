@@ -1,9 +1,9 @@
-"""Where the silos meet: the server side of XGBoost's federated communicator.
+"""The server side of XGBoost's federated communicator, at which silos exchange messages.
 
-XGBoost brings a server of its own. This one speaks the same protocol and differs in four things: sums are
-taken in the order of the silos, so the same data give the same trees; it listens where it is told to and not
-on every interface; a silo's certificate must fit its seat; and when a silo falls silent it says so and lets
-the others go, where XGBoost's would wait for ever.
+XGBoost has a server of its own. This one has the same protocol and differs in four points: sums are taken in
+the order of the silos, so that the same data give the same trees; it listens on the given interface instead
+of all; a silo's certificate must match its seat; and when a silo falls silent it ends the training with an
+error for all, where XGBoost's would wait for ever.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from isthmus.errors import FederationError
 from isthmus_reproduce.trees.certificates import Papers, seat_name
 
 LARGEST_MESSAGE = 1 << 30
-"""Bytes of one histogram or summary that the exchange accepts."""
+"""Most bytes of one histogram or summary that the exchange accepts."""
 
 _TYPES = ("f2", "f4", "f8", None, "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
 _REDUCE = (np.maximum, np.minimum, np.add, np.bitwise_and, np.bitwise_or, np.bitwise_xor)
 
 
 class Exchange:
-    """Where the silos meet: the server side of XGBoost's federated communicator."""
+    """The server side of XGBoost's federated communicator."""
 
     def __init__(self, silos: Sequence[str], *, patience: float) -> None:
         self.address = ""
         self.received = dict.fromkeys(silos, 0)
-        """Bytes that every silo has sent, for the ledger."""
+        """Bytes received from every silo, for the ledger."""
         self._silos = list(silos)
         self._patience = patience
         self._changed = threading.Condition()
@@ -53,9 +53,9 @@ class Exchange:
         port: int = 0,
         patience: float = 60,
     ) -> Iterator[Exchange]:
-        """An exchange that listens while the context lasts; port 0 takes a free one.
+        """Open an exchange that listens while the context lasts; port 0 takes a free one.
 
-        A silo that lets the others wait longer than `patience` seconds ends the training for all.
+        A silo that keeps the others waiting longer than `patience` seconds ends the training for all.
         """
         import grpc  # type: ignore[import-untyped]
 
@@ -81,13 +81,13 @@ class Exchange:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def fail(self, reason: str) -> None:
-        """End the training: whoever waits, and whoever comes, is told why. The first reason stands."""
+        """End the training: present and later callers get the reason as an error. The first reason stands."""
         with self._changed:
             self._failure = self._failure or reason
             self._changed.notify_all()
 
     def meet(self, method: str, message: _Message) -> bytes:
-        """Wait until every silo has brought its message of this number; the common answer."""
+        """Wait until every silo has sent its message with this number. Returns the common answer."""
         with self._changed:
             if self._failure:
                 raise FederationError(self._failure)
@@ -109,12 +109,12 @@ class Exchange:
         raise FederationError(self._failure or "the training was ended")
 
     def check_seat(self, rank: int, names: Sequence[bytes]) -> None:
-        """A silo may speak for itself only: its certificate must be that of the seat."""
+        """Raise FederationError unless the certificate is that of the seat: silos send only as themselves."""
         if not 0 <= rank < len(self._silos) or seat_name(rank).encode() not in names:
             raise FederationError(f"another silo's certificate was shown for seat {rank}")
 
     def gone(self, rank: int, number: int) -> None:
-        """A silo hung up: if it was still waiting for an answer, the training is over."""
+        """Handle a silo's disconnection: if it was still waiting for an answer, the training ends."""
         with self._changed:
             waiting = number in self._meetings
         if waiting:
@@ -147,7 +147,7 @@ class _Message:
 
 @dataclass
 class _Meeting:
-    """The messages of one number, by rank."""
+    """The messages with one number, by rank."""
 
     method: str
     messages: dict[int, _Message] = field(default_factory=dict)
@@ -159,7 +159,7 @@ class _Meeting:
         self.messages[message.rank] = message
 
     def combined(self) -> bytes:
-        """What everyone gets: a sum in the order of the ranks, all contents in that order, or the root's."""
+        """Combine the messages: a sum in rank order, all contents in that order, or the root's content."""
         ordered = [self.messages[rank] for rank in sorted(self.messages)]
         if self.method == "Broadcast":
             return self.messages[ordered[0].detail].content
@@ -176,7 +176,7 @@ class _Meeting:
 
 
 def _service(exchange: Exchange) -> Any:
-    """The exchange as a gRPC service; messages stay bytes, so no generated code is needed."""
+    """Return the exchange as a gRPC service; messages stay bytes, so no generated code is needed."""
     import grpc
 
     def answer(method: str, data: bytes, context: Any) -> bytes:
@@ -186,7 +186,7 @@ def _service(exchange: Exchange) -> Any:
             context.add_callback(lambda: exchange.gone(message.rank, message.number))
             return _reply(exchange.meet(method, message))
         except Exception as error:
-            exchange.fail(str(error))  # one silo's fault must not leave the others waiting
+            exchange.fail(str(error))  # otherwise the other silos would wait for this one
             context.abort(grpc.StatusCode.ABORTED, str(error))
             raise
 
@@ -201,7 +201,7 @@ def _service(exchange: Exchange) -> Any:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Protocol Buffers' variable-length integer: seven bits a byte, the lowest first."""
+    """Decode Protocol Buffers' variable-length integer: seven bits a byte, the lowest first."""
     value, shift = 0, 0
     while True:
         if at >= len(data) or shift > 63:
@@ -214,7 +214,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _reply(content: bytes) -> bytes:
-    """XGBoost's reply: its one field is the content."""
+    """Encode XGBoost's reply, whose one field is the content."""
     size, head = len(content), bytearray(b"\x0a")
     while size >= 0x80:
         head.append(size & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""The silos' side: a process each, with its own rows and its own key, and XGBoost in between."""
+"""The side of the silos: a process for each, with its own rows and key, in which XGBoost trains."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from isthmus_reproduce.trees.exchange import Exchange
 def train_silos(silos: Mapping[str, Letor], model: LambdaMART, *, deadline: float = 600) -> LambdaMART:
     """Train one LambdaMART over silos simulated on this machine: a process each, TLS on the loopback.
 
-    A silo that fails, dies or is not done by the deadline (seconds) is a FederationError, and no process
-    is left behind. `model` gives the parameters and is left alone; its library must be XGBoost.
+    Raises FederationError if a silo fails, dies or is not done by the deadline (seconds); no process is left
+    behind. `model` gives the parameters and is not changed; its library must be XGBoost.
     """
     _check_ready(silos, model)
     with TemporaryDirectory(prefix="isthmus-trees-") as folder, ExitStack() as stack:
@@ -44,10 +44,10 @@ def train_silos(silos: Mapping[str, Letor], model: LambdaMART, *, deadline: floa
 
 
 def train_silo(letor: Letor, model: LambdaMART, seat: Seat, *, deadline: float = 600) -> LambdaMART:
-    """One silo's part in a federation that meets at a remote exchange; returns the common model.
+    """Train one silo's part in a federation with a remote exchange; returns the common model.
 
-    XGBoost cannot be interrupted while it waits for the others, so it runs in a process of its own, which
-    is ended at the deadline (seconds).
+    XGBoost cannot be interrupted while it waits for the others, so it runs in a process of its own, which is
+    ended at the deadline (seconds).
     """
     named = {f"silo {seat.rank}": letor}
     _check_ready(named, model)
@@ -59,7 +59,7 @@ def train_silo(letor: Letor, model: LambdaMART, seat: Seat, *, deadline: float =
 
 @dataclass(frozen=True)
 class _Part:
-    """One silo's process and its folder: rows and job in, model and last words out."""
+    """One silo's process and its folder, with rows and job as input, model and log as output."""
 
     folder: Path
     process: subprocess.Popen[bytes]
@@ -67,13 +67,13 @@ class _Part:
     @classmethod
     @contextmanager
     def start(cls, folder: Path, letor: Letor, model: LambdaMART, seat: Seat) -> Iterator[_Part]:
-        """The silo's process; it is ended when the context ends."""
+        """Start the silo's process; it is ended with the context."""
         folder.mkdir()
         for name in ("features", "grades", "offsets"):
             np.save(folder / f"{name}.npy", getattr(letor, name), allow_pickle=False)
         job = {"seat": asdict(seat), "parameters": model.xgboost_parameters(), "trees": model.trees}
         (folder / "job.json").write_text(json.dumps(job))
-        # The exchange is reached directly, whatever proxy the surroundings prefer.
+        # Reach the exchange directly, whatever proxy the environment names.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "no_grpc_proxy": seat.address.rpartition(":")[0]}
         with open(folder / "log", "wb") as log:
             process = subprocess.Popen(
@@ -100,7 +100,7 @@ class _Part:
 
 
 def _wait(parts: Mapping[str, _Part], deadline: float) -> None:
-    """Until every process is done; the first that fails, or the deadline, is a FederationError."""
+    """Wait until every process is done; FederationError at the first that fails, or at the deadline."""
     end = time.monotonic() + deadline
     waiting = dict(parts)
     while waiting:
