@@ -96,7 +96,7 @@ def _training() -> Iterator[Golden]:
         "secure": ("--secure",),
     }
     for name, more in ways.items():
-        # masks and their quantised sum come from live keys, the model's bits from the sum alone
+        # masks come from live keys, but the model depends only on the sum, in which they cancel
         out = f"run-{name}"
         yield Golden(f"train-{name}", ("train", *base, *more, "--out", out), files=(f"{out}/model",))
     yield Golden("train-one-worker", ("train", *base, "--workers", "1", "--out", "run-one"))
@@ -119,7 +119,7 @@ def _private() -> Iterator[Golden]:
     )
     for silo in ("north", "south"):
         build = ("sketch", "build", "corpus", silo, "--budget", "9")
-        yield Golden(f"sketch-build-{silo}", build, tolerance=0.01)  # cells that two words share
+        yield Golden(f"sketch-build-{silo}", build, tolerance=0.01)  # keys decide which words share a cell
     yield Golden(
         "sketch-publish", ("sketch", "publish", "south", "north", "-o", "south.released"), values=False
     )
@@ -190,7 +190,7 @@ def _reproductions() -> Iterator[Golden]:
         "fedrisk": "letor",
     }.items():
         arguments = ("reproduce", paper, "--data", data, "--scale", "smoke", "--out", f"reproduced-{paper}")
-        tolerance = 0.1 if paper == "search" else 0.0  # nodes draw live noise
+        tolerance = 0.1 if paper == "search" else 0.0  # nodes draw fresh noise
         yield Golden(f"reproduce-{paper}", arguments, tolerance=tolerance)
 
 

@@ -77,7 +77,7 @@ def audit(out: Path, tools: Path) -> tuple[list[str], int, int]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True)
     try:
         packages = json.loads(done.stdout)["dependencies"]
-    except ValueError:  # it has not come so far as to look
+    except ValueError:  # pip-audit failed before its audit
         sys.stderr.write("".join(done.stderr.decode(errors="replace").splitlines(keepends=True)[-1:]))
         return [], 0, pins
     (out / AUDIT).write_text(json.dumps(packages, indent=1) + "\n", encoding="utf-8")

@@ -108,7 +108,7 @@ def settle(
             del failed[silo]
         except (IsthmusError, OSError) as error:
             failed[silo] = error
-        except Exception as error:  # a hostile reply may fail in any way while it is read
+        except Exception as error:  # reading a hostile reply may raise anything
             failed[silo] = FederationError(f"sent what cannot be read ({type(error).__name__})")
     if shows:
         logger.debug("%d silos have each shown %s", len(by_silo), shows, extra={"shows": shows})

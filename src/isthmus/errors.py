@@ -32,7 +32,7 @@ class IsthmusError(Exception):
     """The root of the tree: `except IsthmusError` catches every failure that Isthmus foresees."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # a worker process sends its error home; the default would call __init__ with the message alone
+        # errors of worker processes are pickled; the default would call __init__ with the message alone
         return _revived, (type(self), self.args, self.__dict__)
 
 

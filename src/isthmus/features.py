@@ -249,7 +249,7 @@ def as_letor(corpus: Corpus, pairs: Pairs, documents: Ids, table: ArrayLike) -> 
     """Feature rows with their names and judged grades; unjudged and negative grades become 0."""
     names = Ids.of(corpus.queries.ids)[pairs.queries]
     ids = documents[pairs.documents]
-    placed = Run.of(names, ids, -np.arange(len(pairs)))  # falling scores keep our order
+    placed = Run.of(names, ids, -np.arange(len(pairs)))  # falling scores keep the order of pairs
     judged = np.maximum(placed.grades(corpus.qrels), 0)
     return Letor.of(names, table, judged, documents=ids, name=corpus.name)
 

@@ -45,7 +45,7 @@ def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterato
             os.fsync(raw.fileno())
         os.replace(temporary, target)
     except OSError as error:
-        if error.filename == str(temporary):  # a name that nobody asked for
+        if error.filename == str(temporary):  # name the caller's file instead
             raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
         raise
     finally:

@@ -94,7 +94,7 @@ def detect(texts: Iterable[str], among: Collection[str] = tuple(NAMES)) -> list[
 def _detected(text: str, codes: tuple[str, ...]) -> str:
     words, shares = set(text.lower().split()), _stop_words(codes)
     evidence = dict.fromkeys(codes, 0.0)
-    for word in shares.keys() & words:  # once each: sin(x), sin(y) is not Spanish
+    for word in shares.keys() & words:  # every word counts once: sin(x), sin(y) is not Spanish
         for code in shares[word]:
             evidence[code] += 1 / len(shares[word])
     if not text.isascii():

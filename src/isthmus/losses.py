@@ -289,7 +289,7 @@ def _add_pairs(gradient: Floats, scores: Floats, rows: Ints, weights: Floats, si
     depth = weights.shape[1]
     scaled = scores[rows] * scores.dtype.type(-sigma)
     gap = scaled[:, :depth, None] - scaled[:, None, :]
-    np.minimum(gap, 0, out=gap)  # positive only where no weight is
+    np.minimum(gap, 0, out=gap)  # positive only where the weight is 0
     chance = np.exp(gap)
     chance += 1
     np.reciprocal(chance, out=chance)

@@ -131,7 +131,7 @@ class Deal:
             offsets=frozen(offsets),
             features=frozen(letor.features[rows]),
             grades=frozen(letor.grades[rows]),
-            # rows of whole queries keep their generated names without spelling them out
+            # None: whole queries keep their generated document names, which take no memory
             documents=letor.ids[rows] if torn or letor.documents is not None else None,
             name=letor.name,
             torn=torn or letor.torn,
@@ -163,7 +163,7 @@ def deal(letor: Letor, dealing: Dealing, streams: Streams, *, sites: Sequence[st
     if dealing.kind == "site":
         queries = by_site(named, silos)
     elif dealing.kind == "dirichlet-query":
-        order = rng.permutation(len(letor))  # or neighbours in the file would stay neighbours
+        order = rng.permutation(len(letor))  # otherwise neighbours in the file would stay together
         shuffled = dirichlet(highest_grades(letor)[order], silos, dealing, rng, least=0)
         queries = Deal(shuffled.holders[np.argsort(order)], silos)
     else:

@@ -45,14 +45,14 @@ STOP_WORDS = frozenset((STOP_WORDS_FOLDER / "en.txt").read_text(encoding="utf-8"
 _SEPARATORS = r"[^\pL\pN\pM]+"
 _MARK = r"[\pM\x{FF9E}\x{FF9F}]"  # the two half-width signs are marks once normalised
 _MANY_MARKS = rf"({_MARK}{{30}}){_MARK}+"
-_MANY_BYTES = 62  # of 31 marks at least
-_CUTTING = "pairs of Chinese, Japanese and Korean characters"  # to change where other tokens come out
+_MANY_BYTES = 62  # bytes of 31 marks, at least
+_CUTTING = "pairs of Chinese, Japanese and Korean characters"  # change it if tokens change
 CJK = "[々-〇ぁ-ヿㄅ-ㄯㆠ-ㆿㇰ-ㇿ㐀-䶿一-鿿가-힣豈-龎𠀀-\U0003fffd]"
-_VARIANTS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")  # which shape of a character is meant
+_VARIANTS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")  # variation selectors
 _RUNS = re.compile(f"{CJK}+|[^{CJK[1:]}+")
 _IS_CJK, _HAS_CJK = re.compile(CJK).match, re.compile(CJK).search
-_FIRST_CJK = 0xE3  # no byte of such a character's UTF-8 begins below
-# from 128 on part of a longer character; separators beyond ASCII are blanked beforehand
+_FIRST_CJK = 0xE3  # lowest first byte of a CJK character in UTF-8
+# bytes from 128 on are parts of longer characters; separators beyond ASCII are blanked beforehand
 _IS_WORD = bytes(sign in b"abcdefghijklmnopqrstuvwxyz0123456789" or sign >= 128 for sign in range(256))
 
 BLOCK = 3_000
@@ -153,7 +153,7 @@ class Tokeniser:
         codes = frozen(np.array([place[stem] for stem in stems], dtype=np.int64))
         stopped = None if chosen and chosen[0] not in self.stop_words else np.ones(len(words), dtype=bool)
         terms = Ids(codes, pa.array(vocabulary, type=pa.large_string()))
-        vars(terms)["words"] = vocabulary  # to read it from the array would take as long as to make that
+        vars(terms)["words"] = vocabulary  # sets the cached property, which would read the array back
         return Tokens(terms, np.array([0, len(stems)]), stopped)
 
     def _tokens(self, texts: Iterable[str], *, stop: bool) -> Tokens:
@@ -211,7 +211,7 @@ class Cut:
             strings, ends = _runs(some)
             runs.append(strings)
             offsets.append(ends + offsets[-1][-1])
-        # distinct words with what separates them from the next; then the distinct ones of these without it
+        # distinct words with their trailing separators, then distinct words without separators
         encoded = pa.chunked_array(runs).dictionary_encode().chunks or [runs[0].dictionary_encode()]
         bounds, data = buffers(encoded[0].dictionary)
         in_word = _in_word(data)
@@ -229,7 +229,7 @@ class Cut:
         flat = np.array([place.setdefault(part, len(place)) for part in chain.from_iterable(parts)], np.int32)
         sizes = np.array([len(part) for part in parts])
         first, repeated = (np.cumsum(sizes) - sizes)[self.places], sizes[self.places]
-        # every word becomes its parts, which stand one after the other from `first` on
+        # replace every word by its parts, which are consecutive in `flat` from `first` on
         ends = np.cumsum(repeated)
         within = np.arange(repeated.sum()) - np.repeat(ends - repeated, repeated)
         places = flat[np.repeat(first, repeated) + within]
@@ -245,7 +245,7 @@ def _runs(texts: list[str]) -> tuple[pa.LargeStringArray, IntArray]:
     np.greater(in_word[1:], in_word[:-1], out=begins[1:-1])
     inner = bounds[:-1][bounds[:-1] < bounds[1:]]
     begins[inner] = in_word[inner]  # a text's first word does not continue the text before
-    starts = np.flatnonzero(begins)  # and the end of all
+    starts = np.flatnonzero(begins)  # the last one is the end of the data
     return _strings(data, starts), np.searchsorted(starts[:-1], bounds[1:])
 
 
@@ -269,7 +269,7 @@ def _segments(word: str) -> list[str]:
 def _column(texts: list[str]) -> pa.LargeStringArray:
     try:
         return pa.array(texts, type=pa.large_string())
-    except UnicodeEncodeError:  # half a surrogate pair, as JSON can spell it, separates words
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can spell, separates words
         whole = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
         return pa.array(whole, type=pa.large_string())
 
@@ -280,8 +280,8 @@ def _lower(column: pa.LargeStringArray) -> pa.LargeStringArray:
     beyond = pc.invert(pc.string_is_ascii(column))
     if not pc.any(beyond, min_count=0).as_py():
         return pc.ascii_lower(column)
-    # Normalising sorts the marks upon a letter in the square of their number: no language has more than 30
-    # (Unicode's Stream-Safe Text Format, UAX #15).
+    # Normalisation takes time quadratic in the marks on a letter. No language has more than 30 (Unicode's
+    # Stream-Safe Text Format, UAX #15), so further marks are cut.
     rare = column.filter(beyond)
     if pc.max(pc.binary_length(rare)).as_py() >= _MANY_BYTES:  # compiling the pattern takes milliseconds
         rare = pc.replace_substring_regex(rare, _MANY_MARKS, r"\1")

@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-_LOOK = 2.0  # seconds between two looks whether the owner still lives
+_LOOK = 2.0  # seconds between two checks that the owner is alive
 
 
 def hired(workers: int) -> ProcessPoolExecutor:
@@ -20,7 +20,7 @@ def hired(workers: int) -> ProcessPoolExecutor:
 def _begin(owner: int) -> None:
     from threadpoolctl import threadpool_limits
 
-    threadpool_limits(1)  # two on busy cores are ten times slower than one
+    threadpool_limits(1)  # two BLAS threads on busy cores are ten times slower than one
     threading.Thread(target=_watch, args=(owner,), daemon=True).start()
 
 

@@ -127,7 +127,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        # as scikit-learn's own isotonic regression has it: the natural input is a vector
+        # as in scikit-learn's isotonic regression: the natural input is a vector
         tags.input_tags.one_d_array = True
         tags.input_tags.two_d_array = False
         tags.classifier_tags.multi_class = False

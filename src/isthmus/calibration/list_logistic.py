@@ -51,7 +51,7 @@ class ListLogistic(Calibrator):
         unit = np.vstack(((rows - self.centre_[:, None]) / self.scale_[:, None], np.ones(len(relevant))))
         prior = float(logit(relevant @ weights / weights.sum()))
         free = np.arange(len(unit))
-        while True:  # without the features whose slope came out negative
+        while True:  # refit without features whose slope is negative
             design = unit[free]
             penalty = np.where(free < len(rows), RIDGE, 0.0)
             start = np.where(free < len(rows), 0.0, prior)

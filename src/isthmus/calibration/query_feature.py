@@ -96,7 +96,7 @@ class Forest:
     thresholds: FloatArray  # trees × inner nodes
     leaves: FloatArray  # trees × leaves
     base: float
-    single: bool  # whether rows are rounded to single precision first, as scikit-learn's exact trees do
+    single: bool  # whether rows are first rounded to single precision, as scikit-learn's exact trees do
 
     def margins(self, rows: FloatArray) -> FloatArray:
         """Return the forest's value for every row (log-odds if it was fitted as a classifier)."""

@@ -204,7 +204,7 @@ def fit_calibrator(
         inside = PerPart(inside)
     context = _context(run, inside, parts)
     enough = run.rows >= LISTS_PER_LABEL * len(np.unique(run.documents.codes))
-    if isinstance(inside, Softmax) and enough:  # the documents are labels, and each has a prior
+    if isinstance(inside, Softmax) and enough:  # enough lists: documents are labels with priors
         context["items"] = _names(run)
     return inside.fit(run.scores, relevant, judged=known, **context)
 
@@ -319,7 +319,7 @@ class Contest:
         queries = (self.fold_of_query >= 0) & (self.fold_of_query != outside)
         first = self.names.index(FIRST) if FIRST in self.names else 0
         gains = (self.losses[first] - self.losses)[:, queries]
-        if gains.shape[1] < 2:  # no spread to judge a difference by
+        if gains.shape[1] < 2:  # too few queries to estimate the spread
             return self.names[first]
         errors = gains.std(axis=1, ddof=1) / gains.shape[1] ** 0.5
         means = np.where(gains.mean(axis=1) > CLEARLY * errors, gains.mean(axis=1), 0.0)

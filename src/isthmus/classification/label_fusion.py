@@ -137,7 +137,7 @@ class LabelFusion:
             right = hits[listed]
             if 0 < right.sum() < len(right):
                 curve = PerPart(Beta()).fit(scores[listed], right, parts=bands[listed])
-            else:  # a ranker that lists nothing right, or nothing else, says nothing
+            else:  # all or none of the listed labels are right: scores carry no evidence
                 curve = PerPart(Platt()).fit(np.zeros(len(hits)), hits)
             curves.append(curve)
         fusion = cls(count, tuple(curves), np.zeros(0))
@@ -146,7 +146,7 @@ class LabelFusion:
         start = np.zeros(size)
         start[-1] = logit(np.clip(hits.mean(), SURE, 1 - SURE))
         penalty = np.where(np.arange(size) < size - 1, RIDGE, 0.0)
-        least = np.where(np.arange(size) < len(curves), 0.0, -np.inf)  # more probable never counts against it
+        least = np.where(np.arange(size) < len(curves), 0.0, -np.inf)  # weights of probabilities are ≥ 0
         right = hits.astype(np.float64)
         steps = newton_steps(start, penalty, least=least, tolerance=1e-9)
         weights = newton_together(

@@ -61,7 +61,7 @@ TOLERANCE = 1e-2
 better."""
 Learned: TypeAlias = tuple[NDArray[np.int32], FloatArray, float]
 """Terms, their weights, and the intercept."""
-_LIBLINEAR = threading.Lock()  # all its threads draw from one stream, and none twice the same
+_LIBLINEAR = threading.Lock()  # liblinear has one random stream for all threads: run one fit at a time
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,7 @@ class Stages:
             begun = None
         if begun != fingerprint or (self.folder / "classifier.json").exists():
             (self.folder / "classifier.json").unlink(missing_ok=True)
-            if begun is not None:  # where nothing was begun, a folder of such a name is not ours
+            if begun is not None:  # without a mark, folders of these names are not ours to delete
                 self._drop("stage-", "model-")
             write_whole(mark, json.dumps({"fingerprint": fingerprint}).encode())
 

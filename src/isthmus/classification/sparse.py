@@ -247,7 +247,7 @@ def sparse_of(name: str, arrays: dict[str, NDArray[Any]]) -> Sparse:
         if data.dtype.kind not in "biuf":
             raise TypeError(f"of {data.dtype}")
         matrix = csr_array((data, indices, indptr), shape=(int(shape[0]), int(shape[1])))
-        matrix.check_format(full_check=True)  # else products read beyond their arrays
+        matrix.check_format(full_check=True)  # otherwise products may read beyond their arrays
     except (ValueError, IndexError, TypeError) as error:
         raise DataError(f"no sparse matrix {name}: {error}", cure="fit again") from None
     return matrix

@@ -324,7 +324,7 @@ class FittedLabelVectors:
         """Return the cosines to the labels of these nearest texts."""
         listed = near @ self.labels
         row = np.repeat(np.arange(len(vectors)), np.diff(listed.indptr))
-        for start in range(0, len(row), MOST_ENTRIES // 16):  # two rows of vectors for every entry
+        for start in range(0, len(row), MOST_ENTRIES // 16):  # every entry copies two vectors
             part = slice(start, start + MOST_ENTRIES // 16)
             pairs = vectors[row[part]], self.vectors[listed.indices[part]]
             listed.data[part] = np.einsum("ij,ij->i", *pairs)

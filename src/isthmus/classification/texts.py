@@ -379,7 +379,7 @@ def _of_features(path: Path, label_names: str | PathLike[str] | None) -> Labelle
     rows = read_xmc(path, label_names=label_names)
     count, width = rows.labels.shape
     names = rows.names or tuple(map(str, range(width)))
-    if len(set(names)) < width:  # numbered, where two labels have one name
+    if len(set(names)) < width:  # number the names if two labels share one
         names = tuple(f"{name} ({at})" for at, name in enumerate(names))
     ids = tuple(map(str, range(count)))
     return LabelledTexts(ids, (), rows.labels, names, ("",) * width, features=rows.features)
@@ -393,7 +393,7 @@ def _of_corpus(corpus: Corpus, descriptions: Mapping[str, str]) -> LabelledTexts
         (name, text, [titles[label] or label for label in relevant.get(name, {})])
         for name, text in zip(corpus.queries.ids, corpus.queries.texts, strict=True)
     ]
-    if any(len(labels) > 1 for _, _, labels in rows):  # of few single labels the figures are without them
+    if any(len(labels) > 1 for _, _, labels in rows):  # single-label results are without descriptions
         bodies = zip(corpus.documents.ids, corpus.documents.bodies, strict=True)
         descriptions = {titles[name] or name: body for name, body in bodies} | dict(descriptions)
     return _labelled(rows, descriptions, Path(corpus.name))

@@ -113,7 +113,7 @@ class CountedGrams:
             raise DataError(
                 f"no word to learn from in {len(texts)} texts: none is in {self.grams.least} of them"
             )
-        place = np.where(mask, np.cumsum(mask) - 1, -1).astype(np.int32)  # liblinear reads no wider ones
+        place = np.where(mask, np.cumsum(mask) - 1, -1).astype(np.int32)  # liblinear reads 32-bit indices
         rarity = 1 + np.log((1 + len(texts)) / (1 + frequencies[mask]))
         return lambda queries: _weighed(self._chosen(queries), place, rarity)
 

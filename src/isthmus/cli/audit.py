@@ -72,7 +72,7 @@ def _place(text: str) -> _Place:
     from isthmus.service import AuditSettings, SqliteStore, open_store, read_broker, read_node
 
     path = Path(text)
-    if (path / "silo.toml").is_file():  # as isthmus new has them
+    if (path / "silo.toml").is_file():  # the layout of `isthmus new`
         path /= "silo.toml"
     if path.suffix == ".toml":
         try:

@@ -73,7 +73,7 @@ def _broker(arguments: argparse.Namespace) -> int:
     def started(url: str) -> None:
         if arguments.json:
             print_json({"url": url, "silos": list(settings.silos)})
-            sys.stdout.flush()  # whoever reads it waits for this line
+            sys.stdout.flush()  # the calling program waits for this line
 
     return status_of(lambda: run_broker(settings, started=started))
 
@@ -175,7 +175,7 @@ def show(answer: Answer, *, page: int = 1, facets: bool = False) -> None:
     width = shutil.get_terminal_size((100, 24)).columns
     console = Console(file=sys.stdout, width=width, highlight=False)
     scorers = {silo.scorer for silo in answer.silos if silo.scorer}
-    with console.capture() as text:  # printed by us, since it ends the program where a pipe is closed
+    with console.capture() as text:  # captured: if rich printed, a closed pipe would end the program
         for line in understood_lines(answer):
             console.print(f"  {line}", markup=False)
         if answer.hits:
@@ -287,7 +287,7 @@ def _bar(hit: Hit) -> Text:
     full = round(hit.probability * BAR)
     bar = Text(f"{hit.probability:4.2f} ")
     bar.append("━" * full, style="green" if hit.probability >= 0.5 else "yellow")
-    return bar.append("·" * (BAR - full), style="bright_black")  # told apart without colours, too
+    return bar.append("·" * (BAR - full), style="bright_black")  # distinguishable without colours, too
 
 
 def _why(hit: Hit) -> list[str]:
@@ -310,7 +310,7 @@ def _part(part: Evidence) -> str:
         p = min(max(part.probability, 1e-15), 1 - 1e-15)
         logit = math.log(p) - math.log1p(-p)
         rest = part.contribution - logit * part.weight
-        more = f" {rest:+.2f}" if abs(rest) >= 0.005 else ""  # of a document that it did not return
+        more = f" {rest:+.2f}" if abs(rest) >= 0.005 else ""  # extra weight if the document was not returned
         times = f" probability {part.probability:.3g}, logit {logit:.2f} × weight {part.weight:.2f}{more} ="
     elif part.weight:
         times = f" {part.contribution / part.weight:.2f} × weight {part.weight:.2f} ="

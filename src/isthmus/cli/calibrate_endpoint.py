@@ -127,7 +127,7 @@ def _judge(arguments: argparse.Namespace, answers: JudgedAnswers) -> None:
         say("  y right · n wrong · s skip · u undo; every judgement is kept at once, Ctrl-C ends")
         if arguments.json:
             print_json({"url": link, "folder": str(answers.folder)})
-            sys.stdout.flush()  # whoever reads it waits for this line
+            sys.stdout.flush()  # the calling program waits for this line
 
     run_local(app, port=arguments.port, started=started)
     report = calibrated(answers, precision=arguments.precision, width=arguments.width)

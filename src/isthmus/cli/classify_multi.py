@@ -80,7 +80,7 @@ def predict(arguments: argparse.Namespace) -> None:
                 sys.stdout.write(text) if stream is None else stream.write(text.encode())
                 _counted(answer, counts)
     facts = {name: f"{count:,}" for name, count in counts.items()}
-    arguments.json = False  # the answers are out
+    arguments.json = False  # the answers are already printed
     close(arguments, "classified", None, [path] if path != "/dev/stdout" else [], facts)
 
 

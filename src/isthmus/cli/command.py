@@ -166,7 +166,7 @@ def close(
     if facts is None:
         facts = {name: value if isinstance(value, str) else f"{value:,}" for name, value in result.items()}
         facts.pop(next(iter(facts)))
-    if not (options.json and sys.stdout.isatty()):  # which has shown it all
+    if not (options.json and sys.stdout.isatty()):  # on a terminal, the JSON has shown everything
         summary(title, facts, wrote=[str(path) for path in wrote if path])
 
 

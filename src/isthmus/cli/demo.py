@@ -44,7 +44,7 @@ def _run(arguments: argparse.Namespace) -> None:
     began, story = time.monotonic(), None
     if arguments.out.is_file():
         raise ConfigError(f"{arguments.out} is a file", key="--out", expected="a folder")
-    arguments.out.mkdir(parents=True, exist_ok=True)  # before minutes of work
+    arguments.out.mkdir(parents=True, exist_ok=True)  # fail before minutes of work
     if arguments.only != "search":
         story = demo.tell(seed=arguments.seed)
         if not arguments.json:
@@ -100,7 +100,7 @@ def _serve(federation: Federation) -> None:
     key = shlex.quote(str(federation.key))
     say_command(f'  {_program()} search "{QUERIES[0]}" --broker {federation.url} --key {key}')
     say("Ctrl-C ends the four nodes and the broker.")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     open_page(federation.link)
     try:
         while True:

@@ -27,7 +27,7 @@ def _settings(parser: argparse.ArgumentParser, *, required: bool = True) -> None
     )
 
 
-# people
+# commands of people who search
 
 
 def _open_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +130,7 @@ def _requests(arguments: argparse.Namespace) -> None:
         with broker_client(arguments) as broker:
             listed = broker.requests(every=arguments.all)
         requests = listed.requests
-        for reason in dict.fromkeys(listed.unanswered.values()):  # a reason of several silos stands once
+        for reason in dict.fromkeys(listed.unanswered.values()):  # a reason that silos share is printed once
             silos = ", ".join(plain(silo) for silo, its in listed.unanswered.items() if its == reason)
             say(f"isthmus: {silos}: {plain(reason)}")
     show(arguments, [each.model_dump() for each in requests], _table(requests))
@@ -178,7 +178,7 @@ def _answer(arguments: argparse.Namespace) -> None:
     show(arguments, done.model_dump(), f"{done.state}  {plain(done.silo)}/{plain(done.document)}")
 
 
-# the silo's owner
+# commands of the silo's owner
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:

@@ -73,7 +73,7 @@ def _reading(
     def run(arguments: argparse.Namespace) -> None:
         from isthmus.private.ledger import Ledger
 
-        with Ledger(_file(arguments.ledger), checked=False) as ledger:  # any copy may be looked at
+        with Ledger(_file(arguments.ledger), checked=False) as ledger:  # unchecked: any copy can be read
             work(ledger, arguments)
 
     return run
@@ -162,7 +162,7 @@ def _summary_table(totals: Mapping[str, Any], budget: Budget) -> Table:
     whose = f"each {totals['unit']}'s"
     notes = [f"{whose} budget is {budget}; the one that spent most has {totals['least_left']:g} left"]
     notes += [f"incident: {note}" for note in totals["incidents"]]
-    header = tuple("noise" if name == "mechanism" else name for name in columns)  # it has to fit
+    header = tuple("noise" if name == "mechanism" else name for name in columns)  # to fit the terminal
     return Table(header, tuple(rows), f"what left: {counted}", (*notes, *filter(None, [totals["meaning"]])))
 
 

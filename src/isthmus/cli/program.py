@@ -76,7 +76,7 @@ class Verb(argparse.ArgumentParser):
             return super().parse_known_args(args, namespace)
         args = self._words = self._verb_first(list(args or ()))
         if self._subparsers is not None:
-            if not args:  # a command that has verbs, alone
+            if not args:  # a command with verbs, called without one
                 self.print_help()
                 self.exit()
             return super().parse_known_args(args, namespace)
@@ -112,7 +112,7 @@ class Verb(argparse.ArgumentParser):
         words = self._words[: self._words.index("--")] if "--" in self._words else self._words
         names = [word.partition("=")[0] for word in words if word.startswith("--")]
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        ours = self._subparsers is None or all(word.startswith("-") for word in words)  # not a verb's
+        ours = self._subparsers is None or all(word.startswith("-") for word in words)  # no verb's options
         for name in names:
             if ours and not any(each.startswith(name) for each in known):
                 meant = nearest(name, known)
@@ -183,9 +183,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser(words[0] if words else None).parse_args(words)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            show_lines(not hasattr(arguments, "until_eof"))  # the log of a server is for programs
+            show_lines(not hasattr(arguments, "until_eof"))  # a server's log is read by programs
             status = arguments.run(arguments) or 0
-        sys.stdout.flush()  # so that a closed pipe shows here and not when the interpreter ends
+        sys.stdout.flush()  # so that a closed pipe raises here and not when the interpreter ends
         return int(status)
     except IsthmusError as error:
         return _failed(str(error))
@@ -198,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None:
             return _failed(f"{error.filename}: {error.strerror}")
-        if error.errno not in _FULL:  # not about a file somebody named: a fault of ours, told in full
+        if error.errno not in _FULL:  # no named file, so a bug: show the traceback
             raise
         _forget_stdout()
         return _failed(f"the output cannot be written: {error.strerror}")

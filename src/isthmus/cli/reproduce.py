@@ -9,7 +9,7 @@ from isthmus.errors import MissingDistribution
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.prefix_chars = "\0"  # whatever follows is for the command that is not here
+    parser.prefix_chars = "\0"  # no word is an option here: all go to isthmus-reproduce
     parser.add_argument("arguments", metavar="…", nargs="*", help="as isthmus-reproduce has them")
 
 

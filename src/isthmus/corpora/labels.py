@@ -295,7 +295,7 @@ def read_reuters(folder: Path) -> Corpus:
 
 def _articles(path: Path) -> list[_Article]:
     """Read the articles of one file that ModApte uses."""
-    text = path.read_bytes().decode("latin-1")  # one stray byte aside the files are ASCII
+    text = path.read_bytes().decode("latin-1")  # the files are ASCII except for one stray byte
     _check_whole(text, path)
     articles = []
     for match in _ARTICLE.finditer(text):

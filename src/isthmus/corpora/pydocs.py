@@ -147,7 +147,7 @@ def load_world() -> PydocsWorld:
     """Return the world before it is dealt, from the cache folder if it is there."""
     try:
         cached = cache_folder() / f"pydocs-{_fingerprint()}.json"
-    except RuntimeError:  # no home folder to keep anything in
+    except RuntimeError:  # no home folder, so no cache
         return build()
     world = _reopened(cached)
     if world is None:

@@ -179,7 +179,7 @@ def _columns(query: int, document: int, grade: int | None = None) -> Callable[[B
                 raise block.error("not a judgement", line, text, _CURE) from None
             if code not in (-1, 1, 2, 3, 4):
                 raise block.error(f"code {code} is none of 1 to 4 and -1", line, text, _CURE)
-            if code != -1:  # which nobody explained
+            if code != -1:  # the meaning of −1 is not documented
                 yield line, *pair, 5 - code
 
     return judged

@@ -109,7 +109,7 @@ class SyntheticWorld:
 
         columns = {
             "features": Column((rows, self.features), np.float32, features()),
-            "grades": Column((rows,), np.int32, grades),  # filled by the time it is its turn
+            "grades": Column((rows,), np.int32, grades),  # filled while `features` is written
         }
         write_columns(path, columns, about)
 
@@ -117,7 +117,7 @@ class SyntheticWorld:
         """Yield the table a hundred queries at a time, for `write_letor` and other code that need not hold it
         whole."""
         names = query_names(queries, split)
-        # a whole block is drawn even where its last queries are not asked for: so a prefix is a prefix
+        # Draw whole blocks, so that the table of fewer queries is a prefix of the table of more.
         offsets = self._offsets(queries + -queries % BLOCK, split)
         for first in range(0, queries, BLOCK):
             bounds = offsets[first : first + BLOCK + 1] - offsets[first]
@@ -135,7 +135,7 @@ class SyntheticWorld:
     def _offsets(self, queries: int, split: Split) -> IntArray:
         lengths = np.full(queries, self.documents)
         if self.varying:
-            spread = 0.6  # of the logarithm: two lists in three lie between half and twice the usual length
+            spread = 0.6  # deviation of ln(length): two lists in three have half to twice the usual length
             drawn = self._streams("fold", self.fold, split, "lengths").normal(
                 -(spread**2) / 2, spread, size=queries
             )
@@ -177,7 +177,7 @@ def load_synthetic(name: str, split: Split = "train", *, fold: int = 0) -> Letor
     world, queries = replace(plan.world, fold=fold), plan.queries[SPLITS.index(split)]
     try:
         folder = cache_folder() / "synthetic"
-    except RuntimeError:  # no home folder to keep anything in
+    except RuntimeError:  # no home folder, so no cache
         table = world.letor(queries, split)
     else:
         path = folder / f"{name}-{fold}-{split}.columns"
@@ -244,7 +244,7 @@ class _Views:
         self.blur = rng.uniform(0.5, 1.5, size=width).astype(np.float32)
         self.blur[query] = 0
         self.bend = rng.integers(len(_BENDS) + 1, size=width)
-        self.bend[query] %= len(_BENDS) - 1  # a query lacks nothing
+        self.bend[query] %= len(_BENDS) - 1  # query features are never missing
         self.part = rng.integers(self.PARTS, size=width)
         self.lacking = rng.uniform(0.1, 0.5, size=self.PARTS)
         self.scale = (10 ** rng.uniform(-1, 3, size=width)).astype(np.float32)
@@ -266,8 +266,8 @@ class _Views:
 
 
 _BENDS: tuple[Callable[[Any], Any], ...] = (
-    np.exp,  # heavy tails
-    lambda values: np.floor(np.exp(1 + np.float32(0.8) * values)),  # counts
-    lambda values: 1 / (1 + np.exp(-values)),  # ratios
-    lambda values: np.maximum(values + 2, 0),  # scores, 0 where the part of the page is lacking
+    np.exp,  # heavy-tailed
+    lambda values: np.floor(np.exp(1 + np.float32(0.8) * values)),  # whole numbers, as counts
+    lambda values: 1 / (1 + np.exp(-values)),  # between 0 and 1, as ratios
+    lambda values: np.maximum(values + 2, 0),  # scores, 0 if the page lacks the part
 )

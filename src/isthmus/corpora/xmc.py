@@ -32,7 +32,7 @@ Line = tuple[Block, int, bytes]
 """The block of a line, its number and its text."""
 
 _HEADER = re.compile(rb"\s*(\d{1,12})\s+(\d{1,12})\s+(\d{1,12})\s*")
-_DIGITS = r"\d{1,40}+"  # all numbers of a block are as wide as its longest
+_DIGITS = r"\d{1,40}+"  # bounded: all numbers of a block are stored as wide as its longest
 _VALUE = rf"[+-]?(?:{_DIGITS}\.?\d{{0,40}}+|\.{_DIGITS})(?:[eE][+-]?\d{{1,4}}+)?"
 _ROW = re.compile(rf"({_DIGITS}(?:,{_DIGITS})*+)?((?: ++{_DIGITS}:{_VALUE})*+) *+\r?".encode())
 _CURE = "a row is: label,label feature:value feature:value"
@@ -88,7 +88,7 @@ def stream_xmc(path: str | os.PathLike[str], *, batch: int = BATCH) -> Iterator[
     first = next(blocks)
     header = _header(first)
     lines = ((block, number, line) for block in chain((first,), blocks) for number, line in _lines(block))
-    next(lines)  # the header
+    next(lines)  # skip the header
     pending: list[Line] = []
     total = 0
     for line in lines:

@@ -31,7 +31,7 @@ EPSILON = 8.0
 QUERIES = 30
 """Number of queries of every silo that are ranked."""
 EXACT, PRIVATE, HOME = "exact counts of all silos", "private counts of other silos", "own documents alone"
-_SHOWN = 20  # best documents of a query that stand in the plot
+_SHOWN = 20  # best documents of a query in the plot
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ def _sampled(world: Corpus, streams: Streams) -> Corpus:
     ]
     queries = world.queries.take(np.sort(np.concatenate([rows[:QUERIES] for rows in by_silo])))
     judged = np.isin(np.array(world.qrels.queries), np.array(queries.ids))
-    documents = replace(world.documents, bodies=world.documents.texts)  # titles are words like others here
+    documents = replace(world.documents, bodies=world.documents.texts)  # title and body as one text
     return replace(world, documents=documents, queries=queries, qrels=world.qrels[judged])
 
 

@@ -44,7 +44,7 @@ def bert_graph(folder: Path, *, int8: bool = False) -> bytes:
         return _model(_quantised(tensors) if int8 else tensors, config, int8=int8)
     except KeyError as error:
         raise DataError(f"has no {error.args[0]}", file=folder / "model.safetensors") from None
-    except Exception as error:  # safetensors has errors of its own
+    except Exception as error:  # safetensors raises its own error types
         if isinstance(error, (DataError, OSError, MemoryError)):
             raise
         raise DataError(f"is no safetensors file: {error}", file=folder / "model.safetensors") from None
@@ -172,7 +172,7 @@ def _node(
         if isinstance(value, int):
             number = _field(3, value) + _field(20, 2)
         else:
-            number = b"\x15" + np.float32(value).tobytes() + _field(20, 1)  # field 2, four bytes
+            number = b"\x15" + np.float32(value).tobytes() + _field(20, 1)  # tag of field 2, fixed 32 bits
         parts.append(_field(5, _field(1, name) + number))
     return b"".join(parts)
 

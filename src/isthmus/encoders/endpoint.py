@@ -170,7 +170,7 @@ class Endpoint(Encoder):
             if len(texts) > 1:
                 half = len(texts) // 2
                 return self._ask_halving(texts[:half], patience) + self._ask_halving(texts[half:], patience)
-            self._ask(PROBES[:1], patience)  # it is the text, not the model's name or the account
+            self._ask(PROBES[:1], patience)  # raises if the model or the account is at fault, not the text
             _log.warning("a passage of %s characters gets no vector: %s", len(texts[0]), error)
             return [[0.0] * self._state["width"]]
 
@@ -228,7 +228,7 @@ class Endpoint(Encoder):
                     asked_for = reply.headers.get("retry-after", "")
                     wait = max(wait, float(asked_for)) if asked_for.isdecimal() else wait
             except httpx.HTTPError as error:
-                problem = type(error).__name__  # its text may quote headers, and with them the key
+                problem = type(error).__name__  # the message may quote headers and so the key
             if attempt + 1 < patience.tries:
                 time.sleep(min(wait, LONGEST_PAUSE))
         cure = f"check address, model and key: {self.cure}"
@@ -237,7 +237,7 @@ class Endpoint(Encoder):
     def _headers(self) -> dict[str, str]:
         key = read_key(self.key)
         authorization = {"authorization": f"Bearer {key}"} if key else {}
-        # identity: nothing that unpacks to more than it is
+        # identity: a compressed reply could expand far beyond its size
         return {"content-type": "application/json", "accept-encoding": "identity", **authorization}
 
 

@@ -136,7 +136,7 @@ def add_encoder(
             description = _copy(Path(what), called, part)
         try:
             _finish(part, description, final, int8=int8)
-        except DataError as error:  # of a file that is gone when this is read: the source's is meant
+        except DataError as error:  # it names the temporary copy: name the source's file
             file = None if error.file is None else error.file.replace(str(part), description.source)
             raise DataError(error.problem, file=file, cure=error.cure) from None
         return read_description(final), False

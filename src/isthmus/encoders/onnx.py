@@ -85,7 +85,7 @@ class OnnxModel:
         options.log_severity_level = 3
         try:
             session = runtime.InferenceSession(str(self.file), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime has a tree of errors of its own
+        except Exception as error:  # onnxruntime raises its own error types
             raise DataError(f"is no ONNX model: {_short(error)}", file=self.file) from None
         if strange := [node.name for node in session.get_inputs() if node.name not in INPUTS]:
             raise DataError(

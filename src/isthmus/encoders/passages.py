@@ -18,15 +18,15 @@ from isthmus.encoders.vectors import Encoder
 Span = tuple[int, int]
 
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？]\s*|\n\s*\n\s*")
-_TITLE = 4  # at most this part of what an encoder reads is the title
-_OVERLAP = 8  # and this part of a passage was in the one before it
+_TITLE = 4  # a title takes at most a fourth of the encoder's limit
+_OVERLAP = 8  # a passage repeats about an eighth of the one before it
 
 
 def split_passages(encoder: Encoder, title: str, body: str) -> list[Span]:
     """Spans of the body, in characters, ascending; a single span of everything if the encoder can read it at
     once."""
     limit = encoder.limit
-    if limit is None or len(title) + len(body) < limit:  # a token has a character at least
+    if limit is None or len(title) + len(body) < limit:  # a token has at least one character
         return [(0, len(body))]
     tokens = encoder.token_spans(body)
     room = limit - min(len(encoder.token_spans(title)) + 1, limit // _TITLE)

@@ -277,7 +277,7 @@ class Tuning:
         )
         clock = saved = spoken = time.monotonic()
         while self.batch < len(batches):
-            if os.getppid() != self.owner:  # killed: its successor goes on from the checkpoint
+            if os.getppid() != self.owner:  # the parent was killed: its successor resumes from the checkpoint
                 raise SystemExit("whoever started this is gone")
             self.model.train()
             loss = self.step_loss(batches[self.batch])

@@ -267,7 +267,7 @@ def _run(python: str, work: Path) -> Iterator[dict[str, Any]]:
         )
         try:
             for line in process.stdout or ():
-                if line.startswith(b"{"):  # libraries may say something of their own
+                if line.startswith(b"{"):  # libraries may print lines of their own
                     yield json.loads(line)
             status = process.wait()
         finally:

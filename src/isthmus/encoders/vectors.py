@@ -19,7 +19,7 @@ from isthmus.tables import Ids, cache_folder, replacing
 from isthmus.text import CJK, ENGLISH, Tokeniser, Tokens
 
 _BLOCK_TEXTS = 512
-_WORD = re.compile(f"{CJK}|[^\\s{CJK[1:-1]}]{{1,24}}")  # a text without blanks has words too
+_WORD = re.compile(f"{CJK}|[^\\s{CJK[1:-1]}]{{1,24}}")  # splits texts without blanks, too
 Vectors = NDArray[np.float32]
 Spans = NDArray[np.int64]
 
@@ -78,7 +78,7 @@ def encode_cached(
     blocks = [texts[at : at + _BLOCK_TEXTS] for at in range(0, len(texts), _BLOCK_TEXTS)]
     try:
         folder = cache_folder() / "vectors" / f"{encoder.fingerprint}{'-queries' if queries else ''}"
-    except RuntimeError:  # no home folder to keep anything in
+    except RuntimeError:  # no home folder, so no cache
         folder = None
     reported = blocks if label is None else progress(blocks, total=len(blocks), label=label)
     return np.concatenate([_encode_block(encode, block, folder) for block in reported])

@@ -143,7 +143,7 @@ class Remote:
         missing = [id for id in dict.fromkeys(ids) if id not in texts]
         if missing:
             read = self.find(lambda: self.engine.get(missing))
-            # an engine may know an id by another spelling (7 by 007), whose document may be hidden
+            # drop ids that were not requested: an engine may return 7 for 007, and 7 may be hidden
             read = {id: read[id] for id in missing if id in read}
             now = time.monotonic()
             with self._lock:
@@ -497,7 +497,7 @@ class AttachedEngine:
         self._counted_at, self._took = 0.0, 0.0
         self._looked = -LOOK
         self.encoder = ""
-        self.wasted, self.wasted_since = 0, 0.0  # nothing is stored of documents that are gone
+        self.wasted, self.wasted_since = 0, 0.0  # deleted documents take no space here
         self.reader = AttachedReader(self.remote, tally, len(tally), language)
         self.remote.reserve(tally.last + 1)
         self._next = self.reader
@@ -508,7 +508,7 @@ class AttachedEngine:
     def _saved(self) -> DocumentTally:
         try:
             return DocumentTally.load(self._file)
-        except DataError:  # there is none, or it is damaged: documents are counted again
+        except DataError:  # absent or damaged: documents are counted again
             return DocumentTally()
 
     @property
@@ -530,7 +530,7 @@ class AttachedEngine:
         self._looked = now
         try:
             return self._look(now, stopped)
-        except RemoteProblem as error:  # of no query: it cannot be searched as it is attached
+        except RemoteProblem as error:  # not about a query: the engine cannot be searched as configured
             if self.remote.problem != str(error):
                 _log.warning("%s", error)
             self.remote.problem = str(error)
@@ -564,7 +564,7 @@ class AttachedEngine:
         tally = self._count(version, stopped)
         self._counted_at, self._took = time.monotonic(), time.monotonic() - now
         with self._lock:
-            tally = tally.without(self.remote.is_hidden)  # erased while they were counted
+            tally = tally.without(self.remote.is_hidden)  # documents erased during the count
             tally.save(self._file)
             self._next = replace(self.reader, tally=tally, documents=len(tally))
         _log.info("counted %s documents of %s", f"{len(tally):,}", self.noun)

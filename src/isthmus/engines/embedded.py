@@ -191,7 +191,7 @@ class EmbeddedReader:
         if not len(handles):
             return handles
         named = Query.term_set_query(self.schema, "change", handles.tolist())
-        limit = 2 * len(handles)  # a change may be there twice, where it was never acknowledged
+        limit = 2 * len(handles)  # an unacknowledged change may be indexed twice
         return self._handles(self.searcher.search(self._constrained(named, only), limit, count=False).hits)
 
     def _constrained(self, query: Any, only: Constraints) -> Any:
@@ -288,8 +288,8 @@ class EmbeddedReader:
         if depth < 1 or not len(self):
             return np.empty(0, dtype=np.int64)
         query = self._constrained(Query.all_query(), only)
-        limit = depth if self.seen is None else self.searcher.num_docs  # tantivy's order of equal dates is
-        hits = self.searcher.search(query, limit, count=False, order_by_field="date").hits  # of all documents
+        limit = depth if self.seen is None else self.searcher.num_docs  # tantivy orders equal dates by hidden
+        hits = self.searcher.search(query, limit, count=False, order_by_field="date").hits  # documents too
         values = self.searcher.fast_field_values("change", [address for _, address in hits])
         if self.seen is not None:
             dates = [-math.inf if date is None else date for date, _ in hits]
@@ -396,7 +396,7 @@ class Generation:
         last = json.loads((folder / "tantivy" / "meta.json").read_text(encoding="utf-8"))["opstamp"]
         if last < self.commit or (last == self.commit and documents < self.rows.view.living):
             raise DataError("lacks documents that it had", file=folder / "tantivy")
-        # documents of a batch that was never acknowledged
+        # whether there are documents of a batch that was never acknowledged
         self._orphans = last > self.commit or documents != self.rows.view.living
 
     @property
@@ -412,13 +412,13 @@ class Generation:
 
         if self._writer is None:
             self._writer = self._tantivy.writer(HEAP, 1)
-            # a killed process may have left files of a commit whose number comes again, and so their names
+            # a killed process may have left files of a commit whose number, and so file names, will be reused
             self._writer.garbage_collect_files()
         if self._orphans:
             self._delete_later(self.change)
         before = self.rows.view
         gone = before.changes[self.rows.append(changes, self._index)]
-        if len(gone):  # by a query: a bare number would be taken for a signed one, which no document has
+        if len(gone):  # by query: a bare number would be read as signed and match no document
             named = Query.term_set_query(self.schema, "change", gone.tolist())
             self._writer.delete_documents_by_query(named)
         self.commit, self._orphans = self._writer.commit(), False
@@ -490,12 +490,12 @@ class EmbeddedEngine:
         """
         try:
             self._open(self._manifest())
-        except BaseException as error:  # what panics in tantivy is no Exception
+        except BaseException as error:  # a panic in tantivy is no Exception
             if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
                 raise
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
                 raise OSError(error.errno, f"{error.strerror} ({CURE})", error.filename) from error
-            if (number := _SYSTEM_ERROR.search(str(error))) is not None:  # tantivy's errors are ValueErrors
+            if (number := _SYSTEM_ERROR.search(str(error))) is not None:  # tantivy raises ValueErrors
                 raise OSError(int(number[1]), f"{error} ({CURE})", str(self.folder)) from error
             _log.warning("index %s is built again from the store: %s", self.folder, error)
             self._open(_fresh(1))
@@ -558,7 +558,7 @@ class EmbeddedEngine:
         """Reopen what the manifest names after a write that failed."""
         before = self._reader
         self._open(self._manifest())
-        if self._reader.change == before.change:  # tantivy may already lack what the batch replaces
+        if self._reader.change == before.change:  # tantivy may already have deleted what the batch replaces
             self._reader = before
         self._failed = False
 

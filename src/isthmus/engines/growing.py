@@ -41,7 +41,7 @@ class GrowingFile:
         """Append records; they are on disk and mapped after `sync`."""
         content = np.ascontiguousarray(records, dtype=self.dtype).view(np.uint8).data
         checksum = zlib.crc32(content, self._checksum)
-        place = self.count * self.dtype.itemsize  # whatever a write that failed has left
+        place = self.count * self.dtype.itemsize  # overwrites the remains of a failed write
         while content:
             written = os.pwrite(self._stream.fileno(), content, place)
             content, place = content[written:], place + written

@@ -95,7 +95,7 @@ class MeilisearchEngine:
 
     def matches(self, text: str, only: Constraints = ANY) -> Matches:
         """Count what its search finds, at most the index's `maxTotalHits`; by type if that is filterable."""
-        words = " ".join(words_of(text))  # signs have meanings of their own there: -word, "a phrase"
+        words = " ".join(words_of(text))  # without signs that it would interpret: -word, "a phrase"
         if not words:
             return Matches(0, {}, {})
         body: dict[str, Any] = {

@@ -65,7 +65,7 @@ class OpenSearchEngine:
             filters.append({"bool": {"should": self._of_types(only.types), "minimum_should_match": 1}})
         if only.readers is not None:
             named: list[Any] = [{"terms": {self._at.allow: names_of(only.readers)}}]
-            if sees_unruled(only.readers, self._at):  # a value that is too long to be indexed is there, too
+            if sees_unruled(only.readers, self._at):  # values too long to be indexed count as well
                 stated = [{"exists": {"field": self._at.allow}}, {"term": {"_ignored": self._at.allow}}]
                 named.append({"bool": {"must_not": stated}})
             filters.append({"bool": {"should": named, "minimum_should_match": 1}})

@@ -213,7 +213,7 @@ class PostgresEngine:
         if isinstance(error, self._psycopg.errors.QueryCanceled):
             cure = "an index on the tsvector makes it fast; engine.seconds lets it take longer"
             return RemoteProblem(self.noun, f"not within {self._at.seconds:g} s", cure, code=TOO_SLOW)
-        if error.sqlstate and not error.sqlstate.startswith(GONE):  # of one statement: others may do
+        if error.sqlstate and not error.sqlstate.startswith(GONE):  # this statement failed; the server works
             return self._refused(error)
         return ServiceError(
             f"PostgreSQL cannot be reached: {_first_line(error)} (check engine.url, and that the server runs)"
@@ -226,7 +226,7 @@ class PostgresEngine:
             except self._psycopg.OperationalError:
                 if not db.closed:
                     raise
-                db.close()  # the server has ended it since; once more with another
+                db.close()  # the server had closed it: retry once with a new connection
                 with self._connected() as again:
                     rows = again.execute(statement.encode(), tuple(values)).fetchall()
             return rows
@@ -360,7 +360,7 @@ class PostgresEngine:
         if not self._key_type:
             first = f"SELECT {self._id} FROM {self._source} LIMIT 1"
             ((kind,),) = self._rows(f"SELECT pg_typeof(({first}))::text")
-            self._key_type = "bpchar" if kind == "character" else str(kind)  # the former has one character
+            self._key_type = "bpchar" if kind == "character" else str(kind)  # a cast to `character` keeps one
         if self._key_type in ("smallint", "integer", "bigint"):
             ids = [id for id in ids if _WHOLE.fullmatch(id)]
             return f"{self._id} = ANY(%s::bigint[])", ids

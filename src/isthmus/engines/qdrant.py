@@ -62,7 +62,7 @@ class QdrantEngine:
         bounds = {
             name: bound for name, bound in (("gte", only.since), ("lt", only.until)) if bound is not None
         }
-        if bounds:  # of dates that are numbers, and of those that are texts
+        if bounds:  # one range for dates as numbers, one for dates as texts
             texts = {name: np.datetime_as_string(np.datetime64(at, "s")) + "Z" for name, at in bounds.items()}
             ranges = [{"key": self._at.date, "range": each} for each in (bounds, texts)]
             must.append({"should": ranges})
@@ -150,7 +150,7 @@ class QdrantEngine:
         types: Counter[str] = Counter()
         if self._at.type:
             body = {"key": self._at.type, "limit": MOST_FACETS, "exact": True, **among}
-            with suppress(RemoteProblem):  # it is not indexed as keywords
+            with suppress(RemoteProblem):  # the field has no keyword index
                 path = f"/collections/{self._at.source}/facet"
                 for each in self._server.ask("POST", path, body)["result"]["hits"]:
                     types[type_name(each["value"])] += int(each["count"])

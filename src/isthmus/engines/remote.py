@@ -441,7 +441,7 @@ def latest(batches: Iterator[list[RemoteDocument]], depth: int) -> list[str]:
 
 def words_of(text: str) -> list[str]:
     """The distinct words of a query as written, the first `MOST_TERMS` of them."""
-    # marks are parts of words: the vowels of Hindi, accents that follow their letters
+    # combining marks belong to words: vowels of Hindi, accents that follow their letters
     is_part = {sign: sign.isalnum() or category(sign).startswith("M") for sign in set(text)}
     words = dict.fromkeys("".join(sign if is_part[sign] else " " for sign in text).split())
     return list(words)[:MOST_TERMS]

@@ -78,7 +78,7 @@ class RowsView:
         if not len(self.changes):
             return np.full(len(changes), -1)
         first, last = int(self.changes[0]), int(self.changes[-1])
-        if last - first == len(self.changes) - 1:  # no change is missing between them
+        if last - first == len(self.changes) - 1:  # the changes are consecutive
             at = np.maximum(np.minimum(changes, last) - first, 0)
         else:
             at = np.minimum(np.searchsorted(self.changes, changes), len(self.changes) - 1)
@@ -105,7 +105,7 @@ class RowsView:
 
     def word_counts(self, rows: IntArray, words: Sequence[str]) -> WordCounts:
         """Count how often each document has each word."""
-        packed = np.zeros((len(words), len(rows)), dtype=np.int64)  # counts of a word are 8 bytes
+        packed = np.zeros((len(words), len(rows)), dtype=np.int64)  # the COUNTS of a word are 8 bytes
         if packed.size and len(self.terms):
             place, has = self._bisected(rows, self.codes(words).astype(np.int32))
             packed = self.counts.view(np.int64).take(place, mode="clip") * has
@@ -119,10 +119,10 @@ class RowsView:
         all of them."""
         starts, shape = self._starts("terms", rows), (len(codes), len(rows))
         sizes = self.documents["terms"][rows] - starts
-        # in one dimension, which takes a fifth less time than two
+        # one-dimensional arrays take a fifth less time than two-dimensional ones
         place, left = np.tile(starts - 1, len(codes)), np.tile(sizes, len(codes))
         wanted = np.repeat(codes, len(rows))
-        for _ in range(int(sizes.max() - 1).bit_length()):  # it is among the `left` terms after `place`
+        for _ in range(int(sizes.max() - 1).bit_length()):  # the code is among the `left` terms after `place`
             half = left >> 1
             place += half * (self.terms.take(place + half, mode="clip") < wanted)
             left -= half
@@ -225,7 +225,7 @@ class Rows:
         documents = self._files["documents"].records
         in_order = names[order]
         again = in_order[1:] == in_order[:-1]
-        following = np.full(len(names), len(names))  # the row that replaces a row
+        following = np.full(len(names), len(names))  # for every row, the row that replaces it
         following[order[:-1][again]] = order[1:][again]
         there = documents["removed"] == 0
         alive = there & (following == len(names))
@@ -276,7 +276,7 @@ class Rows:
         ids = [each.id.encode("utf-8", "surrogatepass") for each in changes]
         records["id"] = self._files["ids"].count + np.cumsum([len(id) for id in ids])
         last = {name: at for at, name in enumerate(records["name"].tolist())}
-        fresh = np.zeros(len(records), dtype=bool)  # of a document that comes twice its last row counts
+        fresh = np.zeros(len(records), dtype=bool)  # only the last row of a document counts
         fresh[list(last.values())] = True
         fresh &= records["removed"] == 0
         totals = self.view.totals.copy()

@@ -37,7 +37,7 @@ _PARTS = 3  # title, lead, rest of the body
 def lead_end(body: str) -> int:
     """Where the lead of a body ends: before white space, or at the end of the text."""
     end = len(body)
-    if end > LEAD_READ:  # at a blank, or in a text without any after a punctuation mark
+    if end > LEAD_READ:  # cut at a blank or, in a text without blanks, after punctuation
         end = body.rfind(" ", 0, LEAD_READ)
         if end < 0:
             end = max((mark.end() for mark in _NO_WORD.finditer(body, 0, LEAD_READ)), default=0)
@@ -143,7 +143,7 @@ class TermBatch:
         width = int(codes.max(initial=0)).bit_length()
         text = np.arange(len(self.offsets) - 1)
         of_text = (text // _PARTS << (width + 2)) + text % _PARTS
-        # half as long, of a few thousand documents, they take two thirds of the time
+        # 32-bit keys, enough for a few thousand documents, take two thirds of the time
         size = "i4" if (len(text) // _PARTS).bit_length() + width + 2 < 32 else "i8"
         keys: NDArray[np.int64] = np.repeat(of_text.astype(size), np.diff(self.offsets))
         keys += codes.astype(size) << 2

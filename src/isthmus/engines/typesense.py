@@ -62,7 +62,7 @@ class TypesenseEngine:
             filters += [f"{at.type}{sign}[{values}]"] if types else []
         for bound, sign in ((only.since, ":>="), (only.until, ":<")):
             filters += [] if bound is None else [f"{at.date}{sign}{bound}"]
-        if only.readers is not None:  # it cannot look for documents that have none: nobody sees those
+        if only.readers is not None:  # it cannot search for a missing value: such documents stay hidden
             named = ",".join(f"`{each}`" for each in names_of(only.readers) if "`" not in each)
             filters.append(f"{at.allow}:=[{named}]")
         return filters

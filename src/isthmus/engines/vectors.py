@@ -40,10 +40,10 @@ EXACT = 20_000
 STEP = 100_000
 """Rows that are added to a graph before it is saved."""
 _GROWTH = 0.1
-_BLOCK = 4096  # rows that have a checksum together
+_BLOCK = 4096  # rows per checksum
 _LINKS, _BUILD, _SEARCH = 16, 128, 384
-_CHUNK = 4  # rows a call: the library has the interpreter's lock until it returns
-_SPARE = 2  # candidates per row wanted: int8 and half precision order near ties differently
+_CHUNK = 4  # rows per call, during which the library holds the interpreter's lock
+_SPARE = 2  # candidates per requested row: int8 and half precision order near ties differently
 
 Changes = NDArray[np.uint64]
 AnyChanges = Sequence[int] | Changes | IntArray
@@ -98,7 +98,7 @@ class VectorReader:
         """Documents of which some passages have vectors and others do not yet, ascending."""
         ends = np.searchsorted(self._owners, self.documents, side="right")
         counts = ends - np.searchsorted(self._owners, self.documents, side="left")
-        last = self._order[ends - 1]  # what was said last of how many there are: documents may be split anew
+        last = self._order[ends - 1]  # the latest number of passages: it changes with a new split
         return np.asarray(self.documents[counts < self.passages["passages"][last]])
 
     def spans(self, change: int) -> list[tuple[int, int]]:
@@ -123,7 +123,7 @@ class VectorReader:
             if len(first) >= depth or count >= len(self.vectors):
                 best = order[np.sort(first)[:depth]]
                 return np.asarray(owners[best]), cosines[best].astype(np.float64)
-            count *= 4  # many passages of few documents, or dead ones
+            count *= 4  # too many passages of the same documents, or removed ones
 
     def cosines(self, changes: AnyChanges, vector: NDArray[np.float32]) -> FloatArray:
         """The cosine of each document's best passage; −inf for a document that has no vector yet."""
@@ -171,7 +171,7 @@ class VectorReader:
     def _nearest(self, vector: NDArray[np.float32], count: int) -> IntArray:
         """Rows that include about the `count` nearest ones, in no particular order."""
         near, compared = np.empty(0, np.int64), 0
-        if self.graph is not None and count * 16 < self.covered:  # for a larger part of it a graph costs more
+        if self.graph is not None and count * 16 < self.covered:  # beyond 1/16 of the rows a scan is faster
             near = self.graph.search(_int8(vector[None])[0], count, threads=1).keys.astype(np.int64)
             near, compared = near[self._alive[near]], self.covered
         rest = self._compare(vector, compared)
@@ -377,7 +377,7 @@ class VectorIndex:
         covered = 0 if graph is None else int(named["rows"])
         self.reader = VectorReader(empty if vectors is None else vectors, passages, graph, covered)
 
-    # keeping in order
+    # maintenance
 
     def maintain(self, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Do the next piece of slow work. Returns whether there was any.
@@ -431,7 +431,7 @@ class VectorIndex:
         before, self._files = (self._files, self._state), files
         try:
             _write(files["passages"], passages, 0)
-            self._erase(np.flatnonzero(passages["owner"] == 0))  # removed after it was copied
+            self._erase(np.flatnonzero(passages["owner"] == 0))  # rows removed after the copy
             sums = self._summed(len(passages), range(-(-len(passages) // _BLOCK)), {})
             self._state = {**state, "rows": len(passages), "checksums": sums}
             self._flush()
@@ -451,11 +451,11 @@ class VectorIndex:
             graph.load(str(self._graph_file(view.covered)))
         rows = np.arange(view.covered, end)[view._alive[view.covered : end]]
         for start in range(0, len(rows), _CHUNK):
-            if stopped() or self._compacting.is_set() or not self._files:  # closed meanwhile
+            if stopped() or self._compacting.is_set() or not self._files:  # no files: closed meanwhile
                 return False
             chunk = rows[start : start + _CHUNK]
             graph.add(chunk.astype(np.uint64), _int8(view.vectors[chunk].astype(np.float32)), threads=1)
-            time.sleep(0)  # searches that wait go first
+            time.sleep(0)  # let waiting searches run first
         with replacing(path := self._graph_file(end)) as stream:
             graph.save(stream.name)
         del graph

@@ -34,7 +34,7 @@ def named(texts: Iterable[str], key: bytes) -> Names:
     """A 64-bit name for every text, a keyed hash. The key belongs to the index, so nobody can construct a
     collision."""
     keyed, digests = hashlib.blake2b(key=key, digest_size=8).copy, list[bytes]()
-    for text in texts:  # a copy takes half the time of a hash with its key
+    for text in texts:  # copying a keyed hash takes half the time of making one
         name = keyed()
         name.update(text.encode("utf-8", "surrogatepass"))
         digests.append(name.digest())
@@ -98,7 +98,7 @@ class Vocabulary:
         hashes = self.records.records["hash"].copy()
         self._places = Places(hashes, ranked(hashes))
         self.stop: NDArray[np.bool_] = self.spelling.records[self._starts(0)[:-1]] == ord(STOP)
-        # what words that came before are read as, so that they are neither stemmed nor hashed again
+        # words read before, with their codes and terms, so that they are neither stemmed nor hashed again
         self._known: dict[Tokeniser, tuple[pa.LargeStringArray, NDArray[np.int32], pa.LargeStringArray]] = {}
         self._code_of: dict[str, int] = {}
 
@@ -167,7 +167,7 @@ class Vocabulary:
 
     def words(self, first: int, last: int) -> pa.LargeStringArray:
         """The words of a range of codes; stop words carry their mark."""
-        starts = self._starts(first, max(first, last))  # beyond may be words of a batch that failed
+        starts = self._starts(first, max(first, last))  # later words may be of a failed batch
         octets = np.ascontiguousarray(self.spelling.records[starts[0] : starts[-1]])
         buffers = pa.py_buffer(np.ascontiguousarray(starts - starts[0])), pa.py_buffer(octets)
         return pa.LargeStringArray.from_buffers(len(starts) - 1, *buffers)

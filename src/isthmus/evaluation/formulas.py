@@ -366,7 +366,7 @@ def _cascade(hits: Hits, top: int | IntArray, weight: FloatArray) -> FloatArray:
 
 def _interpolated(view: RankingView, measure: Measure, points: list[float]) -> FloatArray:
     hits = _hits(view, measure)
-    # Accumulating from the end of every list: the hits upside down, by (query, rank from below).
+    # Accumulate from the end of every list: the hits reversed, by (query, rank from below).
     place = hits.start[hits.query] + (hits.count[hits.query] - 1 - hits.nth)
     upside = hits.running(np.maximum, ((hits.nth + 1) / hits.rank)[place])
     best = np.append(upside[place], 0.0)

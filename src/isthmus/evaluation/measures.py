@@ -176,7 +176,7 @@ FAMILIES: dict[str, Family] = {
     "psnDCG": Family(
         "nDCG@k weighted by inverse propensity, over the ideal: a ratio of means", _REL, "required"
     ),
-    # What the cross-silo paper prints, and what its code computes, where these are not the measures above.
+    # The cross-silo paper's measures as printed and as coded, where they differ from those above.
     "map_printed": Family("as printed, not MAP: mean of (rank by grade / rank in the list); unbounded"),
     "map_code": Family("as coded, not MAP: Σ_i g_i · mean(g_1 … g_i) / n; grows with the grades"),
     "err_printed": Family(
@@ -235,7 +235,7 @@ class Measure:
         compact = re.sub(r"\s+", "", text)
         trec = _TREC_FORM.fullmatch(compact)
         if trec and trec["name"] in _TREC_EVAL:
-            name = _TREC_EVAL[trec["name"]]  # whose nDCG has linear gain
+            name = _TREC_EVAL[trec["name"]]  # trec_eval's nDCG has linear gain
             return cls(name, _number(trec["cut"]), (("gain", "linear"),) if name == "nDCG" else ())
         form = _FORM.fullmatch(compact)
         if form is None or (form["cut"] and form["late"]):

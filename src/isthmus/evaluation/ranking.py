@@ -270,7 +270,7 @@ class Ranking:
         if mask is None:
             first, members = ranks[heads], group
         else:
-            # A row that is not kept has the rank of the last kept one above it.
+            # A row outside the mask gets the rank of the last masked row above it.
             first, members = ranks[heads] + ~mask[heads], group[mask]
         last = first + np.bincount(members, minlength=len(heads)) - 1
         return first[group], last[group]

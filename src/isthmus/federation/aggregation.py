@@ -223,7 +223,7 @@ def weighted_mean(weighed: Weighed, models: Mapping[str, Arrays], options: Strat
     if options.name == "fedrisk" and options.risk.mode == "paper":
         weights = {name: options.risk.alpha_mix * weight for name, weight in weights.items()}
         weights[MEMORY] = options.risk.beta_mix
-    with np.errstate(over="ignore"):  # growth beyond float32 is for the coordinator's guard to report
+    with np.errstate(over="ignore"):  # the coordinator's guard reports growth beyond float32
         return combine(weights, models)
 
 

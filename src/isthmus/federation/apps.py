@@ -90,7 +90,7 @@ class Training(Tabular):
         return f"Training: {several(self.rounds, 'round')}{stopped}: {measures or 'not measured'}"
 
     def _repr_html_(self) -> str:
-        every = -(-self.rounds // ROWS) or 1  # rounds at even distances, the last among them
+        every = -(-self.rounds // ROWS) or 1  # evenly spaced rounds, with the last one
         rounds = np.arange(self.rounds - 1, -1, -every)[::-1]
         rows = self.to_arrow().take(pa.array(rounds))
         return preview(rows, title=repr(self))
@@ -339,7 +339,7 @@ def _single(tables: Mapping[str, Letor], config: Config) -> Evaluation | None:
 
 
 def _measured(ranker: MLP, tested: Letor, config: Config) -> Evaluation:
-    with np.errstate(over="ignore", invalid="ignore"):  # a run that diverged is told, not warned of
+    with np.errstate(over="ignore", invalid="ignore"):  # divergence is reported without NumPy's warnings
         scores = np.nan_to_num(ranker.score(tested))
     return evaluate(tested.qrels(), tested.run(scores), config.measures)
 

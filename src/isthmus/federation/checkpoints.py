@@ -80,7 +80,7 @@ class RunFolder:
     def begin(self, config: Config) -> None:
         """Write the configuration; ConfigError if the folder has a checkpoint of another configuration."""
         self.path.mkdir(parents=True, exist_ok=True)
-        for left in self.path.glob(".*.part"):  # by a run that was killed while it wrote
+        for left in self.path.glob(".*.part"):  # left by a run that was killed while writing
             left.unlink(missing_ok=True)
         if (self.path / "checkpoint").exists() and _differ(self.config(type(config)), config):
             raise ConfigError(

@@ -39,7 +39,7 @@ QUANTILES = 20
 """Number of order statistics of its per-query errors that a silo reports."""
 PEER = "coordinator"
 """The name of the coordinator in a silo's ledger."""
-_first = threading.Lock()  # one thread makes the file, the others find it
+_first = threading.Lock()  # one thread creates the file, others open it
 
 
 Book = Callable[[Context, str, PrivateUpdates | None, str], None]

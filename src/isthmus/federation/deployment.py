@@ -106,7 +106,7 @@ def _read(kind: type[T], content: RecordDict, **more: Any) -> T:
     try:
         return load(kind, {each.name: values[each.name] for each in fields(kind)})  # type: ignore[arg-type]
     except (ConfigError, KeyError):
-        raise ProtocolError("a record that no turn has") from None  # and nothing of what is in it
+        raise ProtocolError("a record that no turn has") from None  # the cause would quote its content
 
 
 def take_part(app: ClientApp, parties: Parties) -> ClientApp:

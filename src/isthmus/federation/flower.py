@@ -141,7 +141,7 @@ def _packed(arrays: Arrays) -> dict[str, Array]:
 
 def simulate(server: ServerApp, client: ClientApp, silos: int, *, workers: int) -> None:
     """Run the apps in Flower's Ray simulation, one core per worker."""
-    from flwr.simulation import run_simulation  # it takes a second, and needs Ray
+    from flwr.simulation import run_simulation  # the import takes a second and needs Ray
 
     resources: dict[str, Any] = {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},

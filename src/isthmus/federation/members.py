@@ -226,7 +226,7 @@ def parts_of(message: Message) -> Parts:
         raise ProtocolError("a step of the sum has no parts")
     parts = {}
     for name, part in record.items():
-        if not isinstance(part, bytes):  # bytes(n) would be n zeros
+        if not isinstance(part, bytes):  # bytes(n) of an integer would be n zeros
             raise ProtocolError(f"the sum has a part that is of type {type(part).__name__}, expected bytes")
         parts[str(name)] = part
     return parts
@@ -330,7 +330,7 @@ class SecureSumRelay:
             session = ConfigRecord({SESSION: sums.session})
             parts = ConfigRecord(dict(sums.next("share", "")))
             content = RecordDict({**each.content, SECURE: session, PARTS: parts})
-            attempt.trained = digest(content)  # the same for all of them
+            attempt.trained = digest(content)  # the same for all silos
             sent.append(Message(content, each.metadata.dst_node_id, each.metadata.message_type))
         replies = messages.ask(self.grid, sent, rounds=self.rounds, enough=self.threshold)
         there = {node: name for node, name in attempt.silos.items() if name in sums.adverts}
@@ -352,7 +352,7 @@ class SecureSumRelay:
         weights = {name: weights[name] for name in sorted(sums.boxes)}
         self._step(attempt, MASK, weights, {"weights": weights, **self.settings})
         if not is_hiding({name: weights[name] for name in sums.masked}):
-            # give up before silos have to: they would not sign for such a sum
+            # give up now: silos would refuse to sign such a sum
             raise TooFew(f"too few of the {len(sums.masked)} silos left weigh enough to hide each other")
         self._step(attempt, CONFIRM, sorted(sums.masked), late=IN_SUM)
         self._step(attempt, REVEAL, sorted(sums.signatures), late=IN_SUM)

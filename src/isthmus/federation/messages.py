@@ -46,7 +46,7 @@ MOST_FIELDS, A_NUMBER = 100_000, 256
 """Most fields of a message (an array has six), and most bytes of memory for a byte of packed numbers."""
 _FIXED = {1: 8, 5: 4}
 _TEXTS = (9, 12)
-_PAUSE = 0.2  # seconds between two looks for replies
+_PAUSE = 0.2  # seconds between two checks for replies
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> flower.ArrayRecord:
@@ -81,7 +81,7 @@ def _unpack(array: flower.Array, unpacker: Unpacker) -> NDArray[Any]:
     if len(array.data) == len(header) + size and array.data.startswith(header):
         unpacker.spend(size)
         return np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape).copy()
-    # another sender may write its headers differently
+    # other senders may write headers differently
     values = unpacker.array(BytesIO(array.data), len(array.data))
     if values.dtype != dtype or values.shape != shape:
         raise DataError("an array of another type or shape than it declares")
@@ -106,7 +106,7 @@ def decode(data: bytes) -> flower.Message:
     try:
         weigh(data)
         return flower.message_from_proto(flower.MessageBytes.FromString(data))
-    except Exception as error:  # bytes from elsewhere may fail in any way
+    except Exception as error:  # parsing foreign bytes may raise anything
         raise ProtocolError(f"not a message ({type(error).__name__})") from error
 
 
@@ -133,7 +133,7 @@ def weigh(data: bytes) -> None:
                 size, at = _varint(data, at)
                 if field is not None and field.message_type is not None:
                     waiting.append((at, min(at + size, end), field.message_type))
-                elif field is not None and field.type not in _TEXTS:  # numbers packed one after the other
+                elif field is not None and field.type not in _TEXTS:  # packed repeated numbers
                     unpacker.spend(A_NUMBER * size)
                 at += size
             else:
@@ -372,7 +372,7 @@ def check(
 
 def _update_in(reply: flower.Message, silo: str, model: Arrays) -> float:
     """Return the length of a reply's update; FederationError if the model in it cannot be aggregated."""
-    room = 8 * sum(array.size for array in model.values())  # reals of any width, in the model's shapes
+    room = 8 * sum(array.size for array in model.values())  # floats of up to 8 bytes, in the model's shapes
     arrays = unpack(reply.content.array_records[ARRAYS], most=room)
     check_fits(arrays, model, silo)
     if not all(np.isfinite(array).all() for array in arrays.values()):

@@ -76,7 +76,7 @@ class Registration:
                 self._names[node] = name
             except FederationError as error:
                 failed[node] = error
-        for node, why in failed.items():  # whatever is wrong with one stranger, the others are still there
+        for node, why in failed.items():  # one unusable node must not stop the others
             self._names[node] = None
             logger.warning("node %s cannot take part: %s", node, why)
 

@@ -101,7 +101,7 @@ def batch_risks(errors: Sequence[NDArray[np.floating]], *, alpha_risk: float = 2
     counts = np.array([len(batches) for batches in errors])
     by_client: list[list[FloatArray]] = [[] for _ in errors]
     for first, last in zip([0, *np.unique(counts)[:-1]], np.unique(counts), strict=True):
-        # Between two lengths the same clients are still training, so their tables stack.
+        # Between two lengths the set of clients is the same, so their tables stack.
         present: list[int] = np.flatnonzero(counts >= last).tolist()
         if last == first:
             continue

@@ -47,7 +47,7 @@ from isthmus.rankers import one_blas_thread
 T = TypeVar("T")
 App = Callable[[flower.Message, flower.Context], flower.Message]
 _RAISED = 2  # Flower's code for "the ClientApp raised an exception"
-_LOOK = 1.0  # seconds between two looks whether the parent still lives
+_LOOK = 1.0  # seconds between two checks that the parent is alive
 
 
 class LocalGrid(flower.NodeGrid):
@@ -243,7 +243,7 @@ def _forked(app: App) -> Worker:
     fork = get_context("fork")
     here, there = fork.Pipe()
     process = fork.Process(target=_serve, args=(app, there, os.getpid()), daemon=True)
-    with warnings.catch_warnings():  # newer Pythons warn of the parent's other threads; the child needs none
+    with warnings.catch_warnings():  # newer Pythons warn of forking with threads; the child needs none
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     there.close()
@@ -252,8 +252,8 @@ def _forked(app: App) -> Worker:
 
 def _serve(app: App, line: Connection, parent: int) -> None:
     """Answer messages until the parent process has ended."""
-    gc.freeze()  # looking for garbage among what the parent left would copy all of it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to deal with
+    gc.freeze()  # collecting the parent's objects would copy their memory
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with one_blas_thread():
         while os.getppid() == parent:
@@ -328,7 +328,7 @@ class RemoteGrid(flower.NodeGrid):
     """
 
     def __init__(self, silos: Sequence[str], *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(secrets.randbits(62) | 1)  # drawn anew for every coordinator
+        super().__init__(secrets.randbits(62) | 1)  # a random run id for every coordinator
         names = sorted(set(silos))
         self._silos = {name: _Silo(flower.COORDINATOR + 1 + at) for at, name in enumerate(names)}
         self._names = {silo.node: name for name, silo in self._silos.items()}

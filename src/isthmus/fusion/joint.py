@@ -59,7 +59,7 @@ class Joint(Fuser):
             grades = np.maximum(union.table().grades(training.qrels)[rows], 0)
             gains = np.where(relevant, np.exp2(grades.astype(np.float64)) - 1.0, 0.0)
         runs, free = len(union.runs), (KINDS - 1) * len(union.runs)
-        by_name = np.argsort(np.array(self.retrievers_, dtype=np.str_))  # so that their order does not matter
+        by_name = np.argsort(np.array(self.retrievers_, dtype=np.str_))  # independent of the runs' order
         order = np.concatenate([by_name + kind * runs for kind in range(KINDS)])
         design, start = evidence[order][:, rows], np.full(len(evidence), 0.1)
 

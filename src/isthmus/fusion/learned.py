@@ -196,7 +196,7 @@ class LogOdds(Fuser):
             Candidates(union, tuple(probabilities), "lowest").matrix() if self.missing == "lowest" else matrix
         )
         for at, row in enumerate(matrix):
-            row[np.isnan(row) & ~absent[at]] = self.prior_  # structurally absent: no evidence
+            row[np.isnan(row) & ~absent[at]] = self.prior_  # no list for the query: no evidence
             if self.missing == "lowest":
                 row[absent[at]] = floor[at, absent[at]]
             else:
@@ -363,7 +363,7 @@ class Weighted(Fuser):
         if self.tune == "likelihood":
             return super()._weigh_folds(evidence, training)
         judge = self._judge(evidence, training)
-        order = np.argsort(np.array(self.retrievers_, dtype=np.str_))  # so that theirs does not matter
+        order = np.argsort(np.array(self.retrievers_, dtype=np.str_))  # independent of their order
         place = np.argsort(order)
 
         def best(inside: Mask) -> FloatArray:

@@ -42,7 +42,7 @@ def aggregate(matrices: Sequence[FloatArray], weights: FloatArray | None = None)
     logarithm = np.zeros_like(matrices[0])
     for matrix, weight in zip(matrices, weights / weights.sum(), strict=True):
         logarithm += weight * np.log1p(matrix)
-    return np.asarray(np.exp(np.round(logarithm, 12)))  # whatever order the runs come in
+    return np.asarray(np.exp(np.round(logarithm, 12)))  # rounded, so that the order of runs does not matter
 
 
 def separations(runs: Sequence[Run]) -> FloatArray:
@@ -66,7 +66,7 @@ def _separation(run: Run) -> float:
         return 0.0
     above = rankdata(run.scores)[first].sum() - count * (count + 1) / 2  # Mann and Whitney's U
     length = run.rows / count
-    chance = (length**2 / (length + 1) - 0.5) / (length - 1)  # the largest of so many against one that is not
+    chance = (length**2 / (length + 1) - 0.5) / (length - 1)  # P(first > a lower) for independent scores
     return max(0.0, float(logit((above + 0.5) / (count * rest + 1)) - logit(chance)))
 
 

@@ -155,7 +155,7 @@ class Union:
     def total(self, values: Sequence[FloatArray]) -> FloatArray:
         """Return Σ, over the runs that have the row, of values given per run row; the order of runs does not
         matter."""
-        if len(values) > 2:  # floats add in any order only two at a time
+        if len(values) > 2:  # only a sum of two floats is independent of their order
             return np.asarray(np.sort(self.spread(values, absent=0.0), axis=0).sum(axis=0))
         total = np.zeros(self.rows)
         for place, column in zip(self.places, values, strict=True):

@@ -35,7 +35,7 @@ class IsthmusRetriever:
         silos: list[str] | None = None,
         whole: bool = False,
     ) -> None:
-        # pipelines are saved by these names, and of the key the name of its variable
+        # Haystack saves pipelines by these attribute names, and the key as the name of its variable
         self.url, self.key, self.authority, self.silos = url, key, authority, silos
         self.top_k, self.threshold, self.whole = top_k, threshold, whole
 

@@ -92,5 +92,5 @@ def _passage(answer: Answer, hit: Hit, opened: OpenedDocument | None) -> Passage
     }
     text = hit.snippet if opened is None else opened.body
     order = hit.score if hit.probability is None else hit.probability
-    readable = visible(hit.title if text is None else text)  # nothing for models that people do not see
+    readable = visible(hit.title if text is None else text)  # models get no text that people cannot see
     return Passage(f"{hit.silo}/{hit.document}", readable, order, metadata)

@@ -46,7 +46,7 @@ class IsthmusRetriever(pt.Transformer):
         return pd.DataFrame(rows, columns=[*columns, *COLUMNS])
 
     def _rows(self, query: str) -> list[dict[str, Any]]:
-        rows, last = [], np.float32(np.inf)  # trec_eval compares scores of that width, and ties by id
+        rows, last = [], np.float32(np.inf)  # trec_eval compares float32 scores, and breaks ties by id
         for rank, passage in enumerate(self.passages.find(query), start=pt.model.FIRST_RANK):
             last = min(np.float32(passage.score), np.nextafter(last, np.float32(-np.inf)))
             row = {name: passage.metadata[name] for name in ("probability", "silo", "title")}

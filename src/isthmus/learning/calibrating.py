@@ -318,7 +318,7 @@ def _weighed(lists: RankedLists, cells: HitGroups, line: HitCalibration, fold: i
     means = np.broadcast_to(lists.profiles[:, MEAN, None], cells.of_hit.shape)[used]
     parts = np.stack((means, u))
     scales = parts.std(axis=1)
-    scales[scales < 1e-6] = 1.0  # else what all lists have alike would weigh without bounds
+    scales[scales < 1e-6] = 1.0  # a feature that is equal in all lists would get an unbounded weight
     usual = np.array([USUAL_BETWEEN / scales[0], USUAL_SHARE])
     features = np.vstack((parts / scales[:, None], np.ones(len(u))))
     penalty = np.array([PENALTY_BETWEEN, PENALTY_BETWEEN, 1e-3])
@@ -346,7 +346,7 @@ def _curved(
     firm = rules.firm / max(int(used.any(axis=1).sum()), 1) ** 2
     penalty = np.array([firm, *[BENDS * firm] * len(own), 1e-3])
     least = np.array([-rules.steep * scales[0], *[-np.inf] * (len(own) + 1)])
-    if rules.bounded:  # how steep it is on the whole first, then piece by piece
+    if rules.bounded:  # fit the overall slope first, then that of every piece
         ends = [0, -1]
         _, (more, _) = _fit(cells, used, features[ends], rules.steep * z, penalty[ends], least[ends])
         steep = rules.steep + more / scales[0]
@@ -384,7 +384,7 @@ def _line(lists: RankedLists, cells: HitGroups, *, without: int | None = None) -
 
     fits = [fit(*shape) for shape in SHAPES]
     best = min(range(len(fits)), key=fits.__getitem__)
-    if fits[best][0] > fits[0][0] - CLEAR:  # the slope of the whole line, which is lower
+    if fits[best][0] > fits[0][0] - CLEAR:  # the slope fitted to a straight line, which is lower
         best, fits[0] = 0, fit(SHAPES[0][0], 1.0)
     size = len(PROFILE)
     line = HitCalibration(

@@ -346,7 +346,7 @@ def _fitted(
 
     of_query, fold = np.tile(session.of_query, (times, 1)), np.tile(session.fold, times)
     ranked = RankedLists(best[some], of_query[some], fold[some])
-    least = times * session.options.least_queries  # lists of so many queries, as each has one in every table
+    least = times * session.options.least_queries  # counted in lists: a query has one in each table
     return session.options.calibrate(ranked, totals, least)
 
 

@@ -30,7 +30,7 @@ def cross_examined(silos: Silos, fit: OwnModel, folds: int) -> Weighed:
         errors = np.clip(sums[:-1, sums[-1] > 0] / sums[-1, sums[-1] > 0], 0.0, 1.0)
         own = names.index(judge)
         others = np.delete(errors, own, axis=0)
-        errors[own] = others.mean(axis=0)  # nobody is a witness in his own case
+        errors[own] = others.mean(axis=0)  # a silo does not judge its own model: it gets the others' mean
         columns.append(errors)
     table = np.concatenate(columns, axis=1)
     weighed = weigh(dict(zip(names, table, strict=True)), dict.fromkeys(names, Size(1.0)), RULE)

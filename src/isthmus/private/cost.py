@@ -113,7 +113,7 @@ def ceiling(epsilon: float, *, delta: float = 0.0, rule: Rule = "basic") -> Priv
     square = rho = -1.0
     if rule == "advanced" and 0 < delta < 1:
         tail = -2 * math.log(delta)
-        # x²/2 + x√tail = ε, solved for x = √Σε² without taking a difference of near numbers
+        # x²/2 + x√tail = ε, solved for x = √Σε² without cancellation
         square = (2 * epsilon / (math.sqrt(tail) + math.sqrt(tail + 2 * epsilon))) ** 2
     if rule == "zcdp":
         rho = approximate_to_zcdp(epsilon, delta)

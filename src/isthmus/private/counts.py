@@ -33,7 +33,7 @@ from isthmus.report import progress
 from isthmus.tables import offsets_of
 from isthmus.text import Tokens
 
-_BATCH = 1 << 22  # cells published at once
+_BATCH = 1 << 22  # cells published per batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +132,7 @@ class Owner:
     def charges(self, columns: mechanisms.Columns, peer: str) -> list[tuple[Cost, Covered, str]]:
         """The charges for answering these columns to a peer, for a ledger to book."""
         costs = self.release.mechanism.costs(self.release.terms, columns)
-        # under another noise key the same cells have other noise, under another hash key other counts
+        # the same cells have other noise under another noise key, and other counts under another hash key
         key = f"key {self.release.key.name}, hashes {self.release.family.name}"
         named = [replace(cost, release=f"{cost.release}, {key}") for cost in costs]
         return [(cost, self.covered, peer) for cost in named]
@@ -263,7 +263,7 @@ class Asker:
         columns = (cells - np.arange(self.family.rows)[:, None] * self.family.width).T
         if self.mechanism.signed:
             columns = columns + np.where(signs.T < 0, self.family.width, 0)
-        # each once and in the order of the numbers, which tells nothing of which are real
+        # unique and sorted, so that the order does not reveal which columns are real
         table, back = np.unique(columns, axis=0, return_inverse=True)
         used = np.broadcast_to(np.arange(self.family.rows), (len(hashed.cells[0]), self.family.rows))
         places = back.ravel()[: len(words.vocabulary)]

@@ -39,7 +39,7 @@ from isthmus.private.secure_sum import joined
 QUESTION, ANSWER = 0, 1
 
 _HEAD = struct.Struct("<4sBBQ16sBB")  # magic, version, kind, number, digest of the question, two lengths
-_MAGIC, _VERSION, _DIGEST, _NONCE, _TAG = b"ISLE", 2, 16, 12, 16  # version 1 had no keys of an exchange
+_MAGIC, _VERSION, _DIGEST, _NONCE, _TAG = b"ISLE", 2, 16, 12, 16  # version 1 had no exchange keys
 _PUBLIC = 32
 _LONGEST = LARGEST + 1024
 

@@ -181,7 +181,7 @@ class Transcript:
         """Store the answer beside its question."""
         question, answer_file = self._files(len(list(self.path.glob("*.answer"))))
         write_whole(question, self._waiting.read_bytes()[24:])
-        write_whole(answer_file, answer)  # last, for it is what tells that both are there
+        write_whole(answer_file, answer)  # last: if it exists, both files do
         self._waiting.unlink()
 
     @property
@@ -282,7 +282,7 @@ class Exchange:
             self.summing.finish(incoming if step < TURNS else {})
             return {}
         parts = self.summing.step(step, incoming, self.fields, self._adding)
-        if step in (1, 4):  # there is room before anything can be opened, and it is booked before it is
+        if step in (1, 4):  # step 1 checks the budget; step 4 charges, before the sum is opened
             self._charge(ledger, book=step == 4)
         return parts
 
@@ -372,7 +372,7 @@ class Exchange:
                 try:
                     self._answered(transcript, name)
                 except AwaitingOthers as waiting:
-                    if peer in self.left:  # no answer will come
+                    if peer in self.left:  # a peer that has left will not answer
                         self.failed.append(peer)
                         break
                     self.waits = True

@@ -106,7 +106,7 @@ class Geometric:
             exact = (-Decimal(self.rate)).exp()
             ratio, tail = int(exact * 2**160), int(Decimal(2**224) / (1 + exact))
         below: list[int] = []
-        while (tail := tail * ratio >> 160) >> 160:  # fixed point with 160 bits behind it
+        while (tail := tail * ratio >> 160) >> 160:  # fixed point with 160 fractional bits
             below.append(tail >> 160)
         above = [2**64 - cut for cut in below]
         return np.array([*reversed(below), *above], dtype=np.uint64)
@@ -167,7 +167,7 @@ class NoiseKey:
         for block in blocks:
             spelled = begun.copy()
             spelled.update(_spelled((block,)))
-            # ECB is the bare function: every block is another version's nonce and the output is no ciphertext
+            # ECB as bare AES: every block is another version's nonce, and the output is noise, not ciphertext
             cipher = Cipher(algorithms.AES256(spelled.digest()), modes.ECB()).encryptor()
             streams.append(cipher.update(plain))
         drawn = np.frombuffer(b"".join(streams), dtype="<u8").astype(np.uint64, copy=False)
@@ -227,7 +227,7 @@ class FieldData:
         """The domain of the noise, which separates it from any other noise under the same key."""
         terms = self.terms
         parts = (terms.mechanism, terms.epsilon, terms.rows, terms.width, terms.epoch, terms.field)
-        # with the hash functions: one noise on two different counts would give away their difference
+        # with the hash functions: the same noise on two counts would reveal their difference
         return (*parts, self.sketch.family.name, *more)
 
     def cells(self, columns: Columns) -> NDArray[np.int32]:

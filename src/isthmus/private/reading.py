@@ -34,8 +34,8 @@ from isthmus.private.totals import TotalsRead, read_totals
 from isthmus.retrieval import TEXT, Statistics, idf
 from isthmus.text import Tokens
 
-_LEVELS = np.concatenate(([0.02], np.linspace(0.05, 0.95, 19)))  # chances that a word that is there repeats
-_MOST = 255  # counts above are taken as they are
+_LEVELS = np.concatenate(([0.02], np.linspace(0.05, 0.95, 19)))  # probabilities that a present word repeats
+_MOST = 255  # larger counts are not shrunk
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +143,7 @@ class Lexicon:
         return read_totals(self.totals, words, self.collection)
 
     def _presence(self, read: TotalsRead) -> FloatArray:
-        documents = max(self.totals.documents, 1)  # a word that is asked for is somewhere, or may be
+        documents = max(self.totals.documents, 1)  # a requested word never has probability 0
         return np.clip(read.frequencies / documents, min(0.5 / documents, 0.5), 1 - 1e-7)
 
     def priors(self, words: Ids) -> WordPriors:
@@ -212,7 +212,7 @@ class Shrink:
         total = np.where(sure, total, 1.0)
         mean = np.where(sure, present * here[2] / total, np.maximum(values, 0))
         square = np.where(sure, present * here[3] / total, mean**2)
-        large = (values > _MOST // 2) & (self.law.rate > 0.2)  # so far above the noise that it is the count
+        large = (values > _MOST // 2) & (self.law.rate > 0.2)  # far above the noise: taken as the count
         mean = np.where(large, values, mean)
         spread = np.where(large, self.law.variance, np.maximum(square - mean**2, 0.0))
         return CountEstimate(mean, np.sqrt(spread))
@@ -249,11 +249,11 @@ def _convolved(table: FloatArray, tail: FloatArray) -> FloatArray:
 
 
 DIMENSIONS = 40
-_STEPS = (1, 2, 3)  # values of a cell that are told apart; the last stands for all above
-_DOCUMENTS, _WORDS = 1500, 400  # that the reader learns on
+_STEPS = (1, 2, 3)  # distinguished values of a cell; the last includes all larger ones
+_DOCUMENTS, _WORDS = 1500, 400  # on which the reader is fitted
 _BLOCK = 1 << 16
 
-_BASE_RATE = np.array([0.0, 1.0, 0.0, 0.0, 1.0, 0.0])  # weights that say what frequency and length say
+_BASE_RATE = np.array([0.0, 1.0, 0.0, 0.0, 1.0, 0.0])  # weights that use frequency and length only
 
 Single = NDArray[np.float32]
 

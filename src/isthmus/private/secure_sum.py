@@ -226,7 +226,7 @@ class Member:
         secret = self._masking.private_bytes_raw()
         keys = shamir.split(secret, self.threshold, len(names), self.entropy)
         shares = dict(zip(names, zip(seeds, keys, strict=True), strict=True))
-        own_seed, _ = shares.pop(self.name)  # a share of one's own key is of no use to anybody honest
+        own_seed, _ = shares.pop(self.name)  # drop the share of its own key: no honest party needs it
         self._shares = {self.name: (own_seed, b"")}
         return {name: self._seal(name, seed + key) for name, (seed, key) in shares.items()}
 

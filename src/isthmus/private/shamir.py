@@ -17,7 +17,7 @@ SHARE = 2 + SECRET + 1
 """Bytes of a share: its number, and a value that may be just above 2^256."""
 
 _PRIME = 2**256 + 297
-_SPARE = 16  # bytes beyond the prime's, so that a remainder is uniform to within 2^-127
+_SPARE = 16  # extra random bytes, so that a remainder is uniform to within 2^-127
 
 
 def split(
@@ -27,7 +27,7 @@ def split(
     if len(secret) != SECRET or not 1 <= threshold <= count < 1 << 16:
         raise PrivacyError(f"{threshold} of {count} shares of {len(secret)} bytes")
     drawn = [int.from_bytes(entropy(SECRET + 1 + _SPARE)) % _PRIME for _ in range(threshold - 1)]
-    polynomial = [*drawn, int.from_bytes(secret)]  # highest power first
+    polynomial = [*drawn, int.from_bytes(secret)]  # coefficients, highest power first
     shares = []
     for number in range(1, count + 1):
         value = 0

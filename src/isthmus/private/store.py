@@ -124,7 +124,7 @@ class SiloFolder:
         self.keys.noise_key(create=True)
         known = (self.path / LEDGER).exists()
         if known and budget is not None:
-            self.ledger(budget).close()  # which refuses another one than it has
+            self.ledger(budget).close()  # raises if the ledger has another budget
         with self.ledger(None if known else budget or Budget()) as ledger:
             pairs = zip(documents.titles, documents.bodies, strict=True)
             covered = ledger.versions(documents.ids, [fingerprint(*pair) for pair in pairs])
@@ -241,7 +241,7 @@ def write_released(desk: BookedDesk, key: GroupKey, peer: str, path: str | PathL
     bytes."""
     size = _HEAD.size
     charges = [charge for owner in desk.owners for charge in owner.charges(owner.no_columns, peer)]
-    desk.ledger.charge_all(charges)  # of all fields or of none
+    desk.ledger.charge_all(charges)  # all fields or none
     desk.book(peer)
     with replacing(path) as stream:
         stream.write(_HEAD.pack(_MAGIC, key.mark))

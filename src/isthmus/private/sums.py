@@ -103,7 +103,7 @@ class NoiseShares:
         """The two-sided geometric noise with the variance of the sum of `shares` shares."""
         if np.isinf(self.rate):
             return Geometric(self.rate)
-        # 2a/(1 − a)² = 1/(cosh(rate) − 1), solved for the rate; 0.001 is the least there is
+        # 2a/(1 − a)² = 1/(cosh(rate) − 1), solved for the rate, which is at least 0.001
         return Geometric(max(1e-3, float(np.arccosh(1 + 1 / self.variance(shares)))))
 
     @cached_property
@@ -307,7 +307,7 @@ class Summing:
         """The cells of this silo with its share of the noise."""
         plan = self._plan(name, own)
         if member.peers != set(plan.silos) or member.threshold != plan.threshold:
-            raise ProtocolError("a sum of other silos than those that have begun it")  # or less noise
+            raise ProtocolError("a sum of other silos than those that have begun it")  # or with less noise
         sums = hashed(Statistics.of(own.words), plan.family)
         return plan.contribute(self.identity.name, sums, own.covered, charge=no_charge, entropy=own.entropy)
 
@@ -327,7 +327,7 @@ class Summing:
         for name, total in incoming.items():
             if len(total) != 8 * (2 * self.agreed.width + 3):
                 raise ProtocolError("a total of other cells than agreed")
-            self._member(name)  # a total that nobody has asked for is none
+            self._member(name)  # raises if no sum of this field was begun
             write_whole(self._total(name), total)
             self._file(name).unlink()
 

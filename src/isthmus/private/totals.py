@@ -44,9 +44,9 @@ SHAPE, RARE, EXPECTED = 0.5, 0.02, 0.7
 `SHAPE` around the prediction, or around `RARE` documents for a word that is not listed; else the prior
 above."""
 
-_GRID = 512  # sums up to here are shrunk; above, the noise is small beside them
-_FEW = 0.1  # documents that a word nobody has seen is worth
-_TRUST = 0.5  # how much of its own documents' evidence a silo believes about the others
+_GRID = 512  # largest sum that is shrunk; beyond it the noise is relatively small
+_FEW = 0.1  # documents assumed for a word that was never seen
+_TRUST = 0.5  # weight of a silo's own documents as evidence about those of others
 
 
 def hashed(statistics: Statistics, family: HashFamily) -> Statistics:
@@ -73,7 +73,7 @@ def released(exact: Statistics, family: HashFamily, epsilon: float) -> Statistic
     """One silo's statistics with fresh noise, as a broker gets them: to be drawn once and stored."""
     drawn = noised(hashed(exact, family), {name: rate_of(name, epsilon) for name in exact.tables})
     is_small = exact.documents <= FEW
-    expected = {TEXT: exact.documents * _shares(family)} if is_small else {}  # of single fields it says less
+    expected = {TEXT: exact.documents * _shares(family)} if is_small else {}  # worse for single fields
     tables = {
         name: np.rint(UNIT * read_alone(cells, drawn.rates[name], expected.get(name))).astype(np.int64)
         for name, cells in drawn.tables.items()
@@ -102,7 +102,7 @@ def read_alone(noisy: IntArray, rate: float, expected: FloatArray | None = None)
     tail = np.where(count > 0, np.maximum(count, 1.0) ** -POWER, 0.0)
     anything = np.where(count == 0, ABSENT, (1 - ABSENT) * tail / tail.sum())
     prior = anything if expected is None else _around(np.array([RARE]), anything)[0]
-    width = min(int(np.ceil(20 / rate)), _GRID // 2)  # below −width all is noise, above the rest no grid
+    width = min(int(np.ceil(20 / rate)), _GRID // 2)  # below −width only noise; grid ends at _GRID − width
     seen = np.arange(-width, _GRID - width)
     means = posterior_means(seen, prior, rate)
     values = np.where(noisy < seen[-1], means[np.clip(noisy, seen[0], seen[-1]) + width], noisy)
@@ -210,7 +210,7 @@ def read_totals(totals: Statistics, words: Ids, own: Statistics) -> TotalsRead:
     rest = _shrunk(totals.counts_of(words) - mine, prior, _FEW + _TRUST * mine, laws[TEXT].rate)
     having = mine + np.minimum(rest, others)
     repeats = (mine_all + 2 * _mean_repeat(own)) / (mine + 2)
-    # what frequency and repetition foretell and what was released, each by its precision
+    # predictions from frequency and repetition, and released values, each weighted by its precision
     foretold = having * np.maximum(repeats, 1.0)
     doubt, noise = (0.25 * foretold) ** 2 + 1.0, laws[TIMES].variance
     blended = (foretold * noise + totals.counts_of(words, TIMES) * doubt) / (doubt + noise)

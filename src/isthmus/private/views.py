@@ -303,7 +303,7 @@ def write_cross_rows(letor: Letor, errors: FloatArray, path: Path) -> None:
     path.unlink(missing_ok=True)  # old rows would be read with the new error bars
     with replacing(_errors_file(path)) as stream:
         np.savetxt(stream, errors, fmt="%.17g")
-    write_letor(letor, path)  # last: whoever sees it sees its error bars
+    write_letor(letor, path)  # last: a reader of the rows finds their error bars
 
 
 def read_cross_rows(path: Path) -> tuple[Letor, FloatArray]:
@@ -375,7 +375,7 @@ class ReleasingSilos:
         if len(queries) and len(rows):
             values = bm25(self.queries[asker], Pairs.all(len(queries), len(rows)), counts)
             scores[np.ix_(queries, rows)] = values.reshape(len(queries), len(rows))
-        if self.corpus.queries.own:  # what a query was made from is no candidate
+        if self.corpus.queries.own:  # the document that a query was made from is no candidate
             own = rows_of_documents(Ids.of(self.corpus.documents.ids), self.corpus.queries.own)
             scores[np.flatnonzero(own >= 0), own[own >= 0]] = -1.0
 
@@ -437,7 +437,7 @@ class PublishedCounts:
             carrier = in_memory(Desk(owner), first)
             self.catalogues.append(fetch_catalogue(carrier, "body"))
             self.sketches.append(fetch_published(carrier, self.catalogues[-1], family))
-            for peer in others:  # they get the same bytes: charged, and not computed again
+            for peer in others:  # the same bytes for other peers: charged, but not computed again
                 owner.release.charge_all(owner.charges(owner.no_columns, peer))
         self.lexica = [silos.lexicon(asker, family) for asker in silos.silos]
         self.topics = [

@@ -95,7 +95,7 @@ class Scaling:
         mean = stats.total / stats.count
         mean_square = stats.squares / stats.count
         variance = mean_square - mean**2
-        # The difference of two large numbers is noise below a few units in their last place.
+        # A variance within the rounding error of the mean square counts as zero.
         varies = (stats.low < stats.high) & (variance > 1e-12 * mean_square)
         factor = np.where(varies, 1 / np.sqrt(np.where(varies, variance, 1)), 0)
         return cls(kind, width, mean.astype(np.float32), factor.astype(np.float32))
@@ -156,7 +156,7 @@ def _signed_log(values: NDArray[Any]) -> NDArray[Any]:
 
 def _stretch_lists(features: NDArray[np.float32], offsets: NDArray[np.int64]) -> None:
     """Scale every list's features to 0..1, in place; a feature constant in a list becomes 0."""
-    bounds = offsets[np.concatenate(([True], np.diff(offsets) > 0))]  # no empty lists
+    bounds = offsets[np.concatenate(([True], np.diff(offsets) > 0))]  # without empty lists
     first = 0
     while first < len(bounds) - 1:
         last = max(int(np.searchsorted(bounds, bounds[first] + _ROWS, side="right")) - 1, first + 1)

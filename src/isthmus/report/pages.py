@@ -47,7 +47,7 @@ class Page:
                 return "table", Markup(part.html())
             try:
                 return "plot", (Markup(part.svg()), part.caption)
-            except MissingExtra as missing:  # what was measured is worth reading without its figures
+            except MissingExtra as missing:  # without the extra, the caption replaces the plot
                 return "text", f"{part.caption} ({missing})"
 
         sections = [
@@ -56,7 +56,7 @@ class Page:
         return _template().render(title=self.title, lead=self.lead, brief=self.brief, sections=sections)
 
     def _repr_html_(self) -> str:
-        page = escape(self.html())  # in a frame: the page's styles are not the notebook's
+        page = escape(self.html())  # framed, so that its styles do not affect the notebook
         return f'<iframe srcdoc="{page}" sandbox style="width: 100%; height: 40em; border: 0"></iframe>'
 
     def markdown(self, picture: Callable[[Plot], str | None] = lambda plot: None) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _STYLE: Any = {
-    "svg.hashsalt": "isthmus",  # ids that do not change from run to run
+    "svg.hashsalt": "isthmus",  # the same ids in every run
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -97,7 +97,7 @@ def line_plot(lines: Mapping[str, Series], *, x: str, y: str, caption: str = "")
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         if all(float(value).is_integer() for line in lines.values() for value in line.x):
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # no round 2.5
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # no tick at round 2.5
         if len(lines) > 1:
             axes.legend(frameon=False)
 

@@ -29,8 +29,8 @@ PAUSE = 20.0
 WIDTH = 80
 """Columns of a summary."""
 
-_lines = False  # whether lines take the place of bars where stderr is no terminal
-_display: Bars | None = None  # all bars of the process stand in one display, while there are any
+_lines = False  # whether lines replace bars if stderr is no terminal
+_display: Bars | None = None  # the display of all bars of the process, while there are bars
 _lock = threading.RLock()
 
 
@@ -68,7 +68,7 @@ class Progress:
         self._task: TaskID | None = None
 
     def __enter__(self) -> Progress:
-        # While there is a display stderr is rich's own stream, which does not say that it is a terminal.
+        # While there is a display, stderr is rich's own stream, which does not report being a terminal.
         self._began = time.monotonic()
         if _display is not None or sys.stderr.isatty():
             self._start(PATIENCE, self._appear)
@@ -173,7 +173,7 @@ def _new_bars() -> Bars:
     return parts.Progress(
         parts.TextColumn("{task.description}"),
         parts.BarColumn(),
-        parts.TaskProgressColumn("{task.completed}/{task.total}"),  # nothing where no total is known
+        parts.TaskProgressColumn("{task.completed}/{task.total}"),  # empty if the total is unknown
         parts.TimeElapsedColumn(),
         parts.TimeRemainingColumn(),
         parts.TextColumn("{task.fields[note]}"),

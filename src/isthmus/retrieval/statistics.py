@@ -299,7 +299,7 @@ class Statistics:
             epsilon=None if epsilon is None else float(epsilon),
             unit=_whole(header["unit"]),
             about=dict(header["about"]),
-            # the release before did not name it, and read English texts as this one does
+            # the previous release did not name its analysis, which is the same for English texts
             analysis=_name(header.get("analysis", analysis_name())),
         )
 

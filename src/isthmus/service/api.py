@@ -204,7 +204,7 @@ async def search_stream(body: wire.Search, request: Request) -> Response:
     def check() -> None:
         try:
             _check_still(request, "search")
-        except HttpProblem as problem:  # the stream's own status is 200
+        except HttpProblem as problem:  # recorded here, since the stream's own status is 200
             broker.audit.refuse(caller.name, f"{request.method} {STREAM}", problem.status)
             raise
 

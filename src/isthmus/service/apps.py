@@ -67,7 +67,7 @@ def new_app(title: str, open_paths: Collection[str], **options: Any) -> FastAPI:
         openapi_url=f"{wire.PREFIX}/openapi.json",
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # behind a proxy that speaks TLS for us, to http: with query and key
+        redirect_slashes=False,  # behind a TLS proxy, redirects would lead to http: with query and key
         **options,
     )
 

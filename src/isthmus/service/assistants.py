@@ -94,7 +94,7 @@ class Calls(Protocol):
         """Send a judgement to the hit's silo."""
 
 
-# what tools take
+# arguments of tools
 
 
 class _Query(wire.RequestModel):
@@ -157,7 +157,7 @@ class _Verdict(_Query):
     relevant: Annotated[bool | None, Field(description="null takes a judgement back.")]
 
 
-# what tools answer
+# results of tools
 
 
 def visible(text: str) -> str:

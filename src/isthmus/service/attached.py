@@ -88,7 +88,7 @@ def open_attached(settings: EngineSettings, folder: Path) -> AttachedEngine:
             engine.remote.check_rules()
         except RemoteProblem as error:
             raise ConfigError(str(error), key="engine.allow_field") from None
-        except ServiceError:  # it does not answer: it is asked again before it is searched
+        except ServiceError:  # no answer: the rules are checked again before the first search
             pass
     return engine
 
@@ -180,7 +180,7 @@ class AttachedStore(SqliteStore):
     def listed(self, *, source: str = "", words: str = "", most: int = 100) -> list[tuple[str, ...]]:
         """Return (id, title, source, language, allow, subject) of the first documents whose id or title has
         all these words."""
-        if not self._engine.is_counted and self._engine.maintain():  # where no node has looked yet
+        if not self._engine.is_counted and self._engine.maintain():  # no node has counted the documents yet
             self._engine.refresh()
         wanted = words.lower().split()
         every = () if source else self.living()

@@ -249,7 +249,7 @@ def _vectors_proved(
         )
     theirs = np.array([stored[each.id] for each in some])
     whole = [f"{each.title}\n{each.body}" if each.title else each.body for each in some]
-    ways = (whole, [each.body for each in some])  # nobody says whether titles were encoded too
+    ways = (whole, [each.body for each in some])  # both, since titles may or may not have been encoded
     alike = max((_median_cosine(queries.documents(texts), theirs) for texts in ways if texts), default=0.0)
     proof = f"{name} gives {several(len(stored), 'sampled document')} vectors whose cosine to those stored is"
     if alike < ALIKE:

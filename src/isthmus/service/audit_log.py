@@ -123,7 +123,7 @@ class AuditKey:
         if hasher is None:
             hasher = hashlib.blake2b(key=self._keys[1], person=kind, digest_size=size)
             self._hashers[kind] = hasher
-        digest = hasher.copy()  # the key is in it
+        digest = hasher.copy()  # already keyed
         digest.update(text.encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
@@ -222,7 +222,7 @@ class AuditLog(AuditKey):
                             self._append(lock, name, {"what": what})
                     return self._append(lock, action, about)
             except OSError as error:
-                self._end = _End()  # to be read anew, whatever was written
+                self._end = _End()  # read the end again: an entry may be partly written
                 why = error.strerror or type(error).__name__
                 raise ServiceError(f"nothing may leave: the audit log cannot be written ({why})") from error
 
@@ -232,7 +232,7 @@ class AuditLog(AuditKey):
         if self._refusals.wait("all"):
             return
         times, self._uncounted = self._uncounted, 0
-        with suppress(ServiceError):  # nothing leaves
+        with suppress(ServiceError):  # a refusal releases nothing
             times = times if times > 1 else 0
             self.record("refused", **self.naming(caller), what=path, status=status, times=times)
 
@@ -291,7 +291,7 @@ class AuditLog(AuditKey):
         until = self._day(self.settings.keep_days)
         old = takewhile(lambda file: file.name[13:23] <= until, _files(self.folder))
         older = list(islice(old, MOST_DELETED + 1))
-        if len(older) > 1:  # what an old file has before a younger one begins is as old
+        if len(older) > 1:  # all entries of a file are old only if the next file is old, too
             first = next(_lines(older[-1]), None)
             if first is not None:
                 self._append(lock, "retention", {"before": first.number, "last": first.previous})
@@ -338,19 +338,19 @@ class AuditLog(AuditKey):
             _log.error("audit log: %s; isthmus audit verify says more", what)
         return remarks
 
-    # the disk, the ledger, and what changes elsewhere
+    # disk, ledger, and changes by other processes
 
     def _run(self) -> None:
         failures = 0
         while not self._stopped.is_set():
             if self._wake.wait(ANCHOR_SECONDS):
-                self._stopped.wait(PAUSE)  # for more entries, and until whoever waits for this one has it
+                self._stopped.wait(PAUSE)  # collect more entries; let the waiting request finish
             self._wake.clear()
             try:
                 self._look()
                 self.sync()
                 failures = 0
-            except OSError as error:  # what a failed fsync has lost, a later one does not bring back
+            except OSError as error:  # a later fsync does not restore what a failed one lost
                 self._problem = "the disk does not take the audit log; end the node and mend it"
                 _log.error("nothing may leave: %s (%s)", self._problem, error)
             except Exception as error:
@@ -368,11 +368,11 @@ class AuditLog(AuditKey):
         with self._syncing:
             self._flush()
             head, now = self._synced, self._clock()
-            entries = head.number - self._anchored - 1  # all but the one that says where it was anchored
+            entries = head.number - self._anchored - 1  # without the entry about the anchor itself
             is_due = closing or entries >= ANCHOR_ENTRIES or now - self._anchored_at >= ANCHOR_SECONDS
             if self._anchor is not None and is_due and entries > 0:
                 self._recorded("anchored", self._anchor(head.number, head.hash))
-                first = self._anchored < 0  # nodes that start together do not write together ever after
+                first = self._anchored < 0  # spread the anchors of nodes that start together
                 self._anchored, self._anchored_at = head.number, now - first * apart(ANCHOR_SECONDS)
                 self._flush()
 
@@ -385,7 +385,7 @@ class AuditLog(AuditKey):
             os.fsync(stream)
         finally:
             os.close(stream)
-        with locked(self.folder / f"{HEAD}.lock"):  # of its own: entries do not wait for the disk
+        with locked(self.folder / f"{HEAD}.lock"):  # a separate lock: entries do not wait for the disk
             if read_head(self.folder, self).number < head.number:
                 text = f"{head} {self.seal(f'head {head}')}\n"
                 write_private(self.folder / HEAD, text.encode())
@@ -554,7 +554,7 @@ def audit_lines(folder: Path, *, after: int = 0) -> Iterator[Line]:
     folder = folder / FOLDER
     if not folder.is_dir():
         return
-    with locked(folder / LOCK):  # nobody is in the middle of an entry
+    with locked(folder / LOCK):  # no entry is partly written
         sizes = {file: file.stat().st_size for file in _files(folder)}
     files = list(sizes)
     for file, following in zip(files, [*files[1:], None], strict=True):

@@ -102,7 +102,7 @@ class Breaker:
         if tried:
             self._pause = min(self._pause * 2, self._settings.longest)
         elif self._failures > self._settings.failures:
-            return  # asked before the breaker opened, failed after: the pause is running already
+            return  # requested before the breaker opened: the pause has already begun
         self._until = self._clock() + self._pause
         if self._since is None:
             self._since = self._clock()

@@ -227,7 +227,7 @@ async def _wait(trusted: set[_Asking], trials: set[_Asking], question: _Question
         await asyncio.wait(trusted, timeout=question.left)
         limit = max(GRACE, question.seconds - question.left)
     else:
-        limit = question.left  # nobody is held up
+        limit = question.left  # only silos on trial: nobody waits longer for them
     if trials and question.left > 0:
         await asyncio.wait(trials, timeout=min(limit, question.left))
 
@@ -613,7 +613,7 @@ class Broker:
         took = time.monotonic() - began
         known = math.inf if silo.documents is None else silo.documents
         stated = silo.encoder, silo.documents
-        if silo.signer is None or answer.documents > known:  # else it is how many one person may see
+        if silo.signer is None or answer.documents > known:  # with a signer, one person's documents
             silo.documents = answer.documents
         silo.encoder = answer.encoder
         silo.search_level = answer.search_level
@@ -639,7 +639,7 @@ class Broker:
     def encoder(self) -> str:
         """Fingerprint of the encoder that silos agree on: "none" where all differ, empty before any has
         stated one."""
-        if self._agreed is None:  # every silo's answer is compared with it
+        if self._agreed is None:  # cached, since every silo's answer is compared with it
             stated = [(silo.encoder, silo.documents or 0) for silo in self.silos.values()]
             self._agreed = prevailing(stated)
         return self._agreed
@@ -709,7 +709,7 @@ class Broker:
                 sent = time.time()
                 reply = await silo.ask("GET", "/ready")
                 middle = (sent + time.time()) / 2
-                if reply.status == 503:  # it says why itself
+                if reply.status == 503:  # the body of a 503 states the reason
                     reply = HttpReply(200, reply.kind, reply.body)
                 fields["ready"] = ready = understood(reply, wire.Ready)
                 silo.encoder = ready.encoder or silo.encoder
@@ -810,7 +810,7 @@ def _questions(
     search are in both, since hits that do not meet them are no answer; other new fields only in the
     second.
     """
-    depth = min(request.offset + request.k, wire.MOST_HITS)  # further pages are empty
+    depth = min(request.offset + request.k, wire.MOST_HITS)  # pages beyond MOST_HITS are empty
     payload: dict[str, Any] = {
         "query": query.words,
         "k": depth,

@@ -235,7 +235,7 @@ class Snapshot:
         if not counts.title.size:
             return np.zeros(len(counts.title))
         lengths = counts.lengths.sum(axis=1, dtype=np.int64) / self._average_length
-        times = (counts.title + counts.body).T  # rows of words, which are added up one after the other
+        times = (counts.title + counts.body).T  # one row per word; rows are added up in order
         weights = rarity[:, None] * self.settings.saturation(times, self.settings.spread(lengths))
         scores: FloatArray = weights[codes].sum(axis=0)
         return scores

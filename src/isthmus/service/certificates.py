@@ -331,7 +331,7 @@ class Authority:
         with locked(own / ".lock"):
             serials = [int(row["serial"], 16) for row in self._issued() if row["name"] == name]
             if (self.folder / check_name(name) / CERTIFICATE).exists():
-                present = self.present(name).serial_number  # an older Isthmus has kept no list
+                present = self.present(name).serial_number  # an older Isthmus did not list certificates
                 serials = [*(serial for serial in serials if serial != present), present]
             if not serials:
                 raise ConfigError(f"this authority knows no {name!r}", value=name, known=self.parties())
@@ -348,7 +348,7 @@ class Authority:
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)
             .last_update(now - datetime.timedelta(hours=1))
-            # as long as the authority: a list that nobody replaced in time must not end all connections
+            # valid as long as the authority: an outdated list must not end all connections
             .next_update(self.certificate.not_valid_after_utc)
             .add_extension(issuer, critical=False)
             .add_extension(x509.CRLNumber(time.time_ns()), critical=False)
@@ -440,7 +440,7 @@ def _builder(
     start: datetime.datetime | None,
     days: float,
 ) -> x509.CertificateBuilder:
-    # clocks differ a little: a certificate holds from an hour ago
+    # valid from an hour ago, since clocks differ a little
     since = start or datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
     return (
         x509.CertificateBuilder()

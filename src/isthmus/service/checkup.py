@@ -184,7 +184,7 @@ def facts_of_silo(silo: wire.SiloState) -> dict[str, str]:
     facts["encoder"] = ready.encoder_name or "none"
     facts["model"] = ready.model or "none"
     if release is not None:
-        # Exact statistics are in no row of their own: what was learned and judged is summed up beside them.
+        # exact statistics cannot be shown: their row also sums up what was learned and judged
         noised = [each for each in release.departures if each.mechanism == "totals"]
         if noised:
             last = max(noised, key=lambda each: each.last)

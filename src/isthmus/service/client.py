@@ -150,7 +150,7 @@ class AsyncClient:
         retries: int = RETRIES,
     ) -> None:
         token = _token(key)
-        headers = {"accept-encoding": "identity"}  # nothing that unpacks to more than it is
+        headers = {"accept-encoding": "identity"}  # a compressed reply could expand far beyond its size
         headers |= {"authorization": f"Bearer {token}"} if token else {}
         trusted = authority or os.environ.get(AUTHORITY_VARIABLE)
         verify = trusting(trusted) if url.startswith("https:") else True
@@ -189,7 +189,7 @@ class AsyncClient:
         except NotTaken:
             if not extras:
                 raise
-        # a broker of the release before
+        # a broker of the previous release
         return await self._ask(wire.Answer, "POST", "/v1/search", payload)
 
     async def search_stream(
@@ -220,7 +220,7 @@ class AsyncClient:
                         elif name == b"error":
                             status = self._read(reply, wire.Problem).status
                             raise self._failure(HttpReply(status, "", data))
-            except _Again as later:  # not after a part of it has come
+            except _Again as later:  # no retry after a part of the stream
                 raise later.failure from later.__cause__
         raise SiloUnavailable(f"{self.url} ended the stream before the answer")
 
@@ -258,7 +258,7 @@ class AsyncClient:
 
     async def _open(self, silo: str, document: str, by: dict[str, str]) -> wire.OpenedDocument:
         path = f"/v1/documents/{quote(silo, safe='')}/{quote(document, safe='/')}?{urlencode(by)}"
-        again = "ticket" in by  # what was allowed is allowed once
+        again = "ticket" in by  # an allowed document opens once, so without retries
         return await self._ask(wire.OpenedDocument, "GET", path, again=again)
 
     async def ask(
@@ -423,7 +423,7 @@ class AsyncClient:
                 with self._failures():
                     return await attempt()
             except _Again as later:
-                seconds = later.seconds or backoff * (1 + secrets.randbelow(500) / 1000)  # not all at once
+                seconds = later.seconds or backoff * (1 + secrets.randbelow(500) / 1000)  # random jitter
                 if seconds > left or not (later.refused or retries):
                     raise later.failure from later.__cause__
                 retries, backoff = retries - (not later.refused), backoff * 2
@@ -444,7 +444,7 @@ class AsyncClient:
         wait = max(LEAST_WAIT, float(text)) if text.isdecimal() else 0.0
         body = await self._body(parts)
         failure = self._failure(HttpReply(parts.status, "", body), wait)
-        lasting = wire.SEEN.encode() in body  # for a day, or for good
+        lasting = wire.SEEN.encode() in body  # a limit for a day, or for good
         if parts.status in (429, 503) and not lasting:
             raise _Again(failure, wait, refused=parts.status == 429)
         raise failure
@@ -456,12 +456,12 @@ class AsyncClient:
             yield
         except httpx.TimeoutException:
             raise SiloUnavailable(f"the broker at {self.url} does not answer in time") from None
-        except httpx.LocalProtocolError:  # its text may quote headers, and with them the key
+        except httpx.LocalProtocolError:  # the message may quote headers and so the key
             raise ServiceError(f"the request to {self.url} is not HTTP, and was not sent") from None
         except httpx.TransportError as error:
             cure = _cure(error)
             failure = SiloUnavailable(f"no broker at {self.url}: {error} ({cure})")
-            if cure is not _START:  # it would fail again
+            if cure is not _START:  # another attempt would fail, too
                 raise failure from error
             raise _Again(failure) from error
 
@@ -550,7 +550,7 @@ def _blocking_iterator(
         finally:
             _finished(each.aclose())
 
-    signature = inspect.signature(method)  # as people see it, which is else that of what it wraps
+    signature = inspect.signature(method)  # @wraps shows the asynchronous signature; show the blocking one
     returned = str(signature.return_annotation).replace("AsyncGenerator", "Iterator")
     call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
     return call
@@ -625,7 +625,7 @@ async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, byt
     rest = bytearray()
     async for part in parts:
         rest += part
-        if b"\n\n" not in rest[-len(part) - 1 :]:  # events that come letter by letter are not read as often
+        if b"\n\n" not in rest[-len(part) - 1 :]:  # split only when an event is complete, not for every part
             continue
         *blocks, rest = rest.split(b"\n\n")
         for block in blocks:
@@ -667,7 +667,7 @@ def _token(key: str | Path | None) -> str:
     cannot be a key, before anything is sent."""
     if isinstance(key, Path):
         with private_file(key).open("rb") as file:
-            content, place = file.read(LONGEST_KEY + 3), str(key)  # with the end of its line
+            content, place = file.read(LONGEST_KEY + 3), str(key)  # with the line end
     elif key:
         content, place = key.encode(errors="replace"), "key"
     else:

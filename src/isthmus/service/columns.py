@@ -193,7 +193,7 @@ class ModelScorer:
         calibration = self.model.calibration
         if calibration is None:
             return np.zeros(len(candidates))
-        calibration = replace(calibration, gate=-LARGEST)  # in one that is whole
+        calibration = replace(calibration, gate=-LARGEST)  # as in a list with all its relevant hits
         usual = calibration.centre.copy()
         usual[-len(OF_QUERY) :] = query_columns(snapshot, candidates)
         table = candidate_columns(snapshot, candidates, self.model.encoder)

@@ -131,7 +131,7 @@ class _OneWrite:
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
-        if len(data) > JOINED:  # nothing to gain, and what is sent slowly is told so at once
+        if len(data) > JOINED:  # joining gains nothing, and slow sending is noticed at once
             self.flush()
             self._transport.write(data)
             return
@@ -166,7 +166,7 @@ class PeerProtocol(HttpToolsProtocol):
         super().__init__(**options)
         self._door, self._limits, self._visitor = door, door.limits, visitor
         self._extensions: Mapping[str, Any] | None = None
-        self._reading = "idle"  # or "head" or "body" of a request
+        self._reading = "idle"  # or "head" or "body": the part of a request being read
         self._head, self._size = 0, 0  # bytes received, and bytes parsed, of the head
         self._due: asyncio.TimerHandle | None = None
         self._awaiting = ""
@@ -219,7 +219,7 @@ class PeerProtocol(HttpToolsProtocol):
             self._write_timeout.cancel()
             self._write_timeout = None
 
-    # what the parser finds
+    # callbacks of the parser
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -236,7 +236,7 @@ class PeerProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value) + 4)
-        if self._reading == "head":  # else a trailer, which no proxy on the way has looked at
+        if self._reading == "head":  # trailers are dropped: no proxy has checked them
             name = name.lower()
             if name == b"expect":
                 super().on_header(name, value)
@@ -274,12 +274,12 @@ class PeerProtocol(HttpToolsProtocol):
         self._door.answered(self._visitor)
         if self._reading == "head":
             return
-        if self._reading == "body":  # answered before all of it came: the rest is read, but not for ever
+        if self._reading == "body":  # answered before the whole body came: read the rest, but with a timeout
             self._expect("rest", self._limits.header_seconds)
         else:
             self._expect("next", self._limits.idle_seconds)
 
-    # how it ends
+    # timeouts and closing
 
     def _expect(self, what: str, seconds: float | None) -> None:
         """Start a timeout for what is expected next. It is not restarted while the same is expected."""
@@ -330,7 +330,7 @@ class _Handshake(asyncio.Protocol):
         loop, raw = asyncio.get_running_loop(), transport.get_extra_info("socket")
         connection = socket.fromfd(raw.fileno(), raw.family, raw.type)
         visitor = Visitor(_address(transport), loop.time(), connection.close)
-        transport.abort()  # the connection lives on in its second name; nothing was read from it yet
+        transport.abort()  # the duplicate keeps the connection open; nothing was read yet
         if not self._door.enter(visitor):
             connection.close()
             return
@@ -373,7 +373,7 @@ class Server(_UvicornServer):
     def should_exit(self, value: bool) -> None:
         self._should_exit = value
         if value and self._end is not None:
-            with suppress(RuntimeError):  # its loop is closed
+            with suppress(RuntimeError):  # the loop is closed
                 self._end()
 
     async def main_loop(self) -> None:
@@ -385,7 +385,7 @@ class Server(_UvicornServer):
             pause = loop.create_future()
             timer = loop.call_later(TICKS / 10, _end_pause, pause)
             self._end = partial(loop.call_soon_threadsafe, _end_pause, pause)
-            if not self._should_exit:  # else it was set before anybody could be woken
+            if not self._should_exit:  # if set before `_end` was, nothing would end the pause
                 await pause
             timer.cancel()
 

@@ -72,7 +72,7 @@ class Display:
                 "digest": digest_of(text, self.key) if self.key else "",
             }
         token = "" if self.token is None else self.token(document)
-        # empty lists are said, since pydantic copies a default by a slow path
+        # empty lists are passed because pydantic copies defaults slowly
         return Hit(
             document=self.name(document), silo=silo, token=token, also=[], access=[], **evidence, **visible
         )
@@ -95,7 +95,7 @@ def digest_of(text: Draft, key: bytes) -> str:
     else:
         words = _WORD.findall(normalize("NFKC", whole).lower())
         content = " ".join(words).encode("utf-8", "surrogatepass")
-    if not content:  # all of it is withheld, or marks: no reason to take it for another's double
+    if not content:  # all withheld, or only marks: such texts are not copies of each other
         return ""
     return hashlib.blake2b(content, key=key, digest_size=16, person=b"isthmus doubles").hexdigest()
 
@@ -130,7 +130,7 @@ class QueryWords:
             return [(match.start(), match.group().lower()) for match in self._pattern.finditer(text)]
         lower, places = text.lower(), dict[int, str]()
         find = lower.find
-        for word in reversed(self.words):  # of those that stand at one place the longest
+        for word in reversed(self.words):  # shortest first: at one place the longest word remains
             at, size = find(word), len(word)
             while at >= 0:
                 if not at or (before := lower[at - 1]) == " " or not (before.isalnum() or before == "_"):

@@ -133,10 +133,10 @@ class AnyQueries(QueryEncoder):
         if now < self.rests_until:
             return np.zeros(self.width, dtype=np.float32)
         if self.problem:
-            self.rests_until = now + REST  # one tries, the others go on by words
+            self.rests_until = now + REST  # one query tries the encoder; others search by words
         try:
             vector = super().query(text, words)
-        except Exception as error:  # whatever it is, words are searched
+        except Exception as error:  # after any failure, search by words
             if not self.problem:
                 _log.warning("searched by words alone until the encoder answers again: %s", error)
             self.problem, self.rests_until = type(error).__name__, time.monotonic() + REST

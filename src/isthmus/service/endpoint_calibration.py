@@ -459,12 +459,12 @@ def proxy_app(folder: Path, endpoint: SearchEndpoint, *, least: float = 0.0, tok
     with JudgedAnswers(folder, endpoint) as answers:
         endpoint = answers.endpoint
     saved = _SavedCalibration(folder)
-    saved.probabilities(())  # a folder without a calibration is told at once
+    saved.probabilities(())  # raises at once if the folder has no calibration
     app = new_app("Isthmus calibrated endpoint", ())
 
     def answered(request: Request, body: bytes) -> Response:
         headers = {name: request.headers[name] for name in ("content-type",) if name in request.headers}
-        is_direct = not any(name in request.headers for name in PROXIES)  # a proxy's may be its own
+        is_direct = not any(name in request.headers for name in PROXIES)  # a proxy may send its own key
         if not endpoint.key and is_direct and "authorization" in request.headers:
             headers["authorization"] = request.headers["authorization"]
         try:

@@ -130,7 +130,7 @@ def _erased(node: Node, erasure: _Erasure, *, again: bool) -> wire.ErasureReceip
     counts = node.store.erase(ids, subject)
     if again or _stands_in(folder, pieces):
         node.store.rewrite()
-    if _stands_in(folder, [id.encode() for id in ids]):  # a text may be another's as well
+    if _stands_in(folder, [id.encode() for id in ids]):  # ids only: another document may have the same text
         raise ServiceError("somebody reads the store, whose log has the document still: erase it again")
     learned = node.learner.forget(ids, subject if len(subject) >= LEAST_NAME else "")
     rewritten += ["the set of judgements that was learned from"] if learned else []
@@ -231,7 +231,7 @@ def _without(path: Path, ids: Iterable[str], subject: str) -> bool:
         return False
     names = {id for each in ids for id in (each, "_".join(each.split()), json.dumps(each)[1:-1])}
     names |= {subject} if len(subject) >= LEAST_NAME else set()
-    if not names:  # a pattern of nothing would be in every line
+    if not names:  # an empty pattern would match every line
         return False
     wanted = re.compile("|".join(rf"(?<![\w/.-]){re.escape(name)}(?![\w/.-])" for name in sorted(names)))
     with path.open(encoding="utf-8", errors="surrogateescape", newline="") as lines:

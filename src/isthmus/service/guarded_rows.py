@@ -130,7 +130,7 @@ class GuardedRows(JudgedRows):
             return
         own = np.maximum(self.targets[self.order], 1.0)
         counts = 1 / by_query if len(by_query) == len(own) and (by_query > 0).all() else np.zeros(len(own))
-        if self._weighed:  # and so are relevant documents
+        if self._weighed:  # relevant documents are weighted as well: their sum is no whole number
             own, whole = np.ones(len(own)), True
         else:
             whole = bool((np.abs(counts - np.round(counts)) <= 1e-6 * counts).all())

@@ -86,7 +86,7 @@ class HttpClient:
                 return await self._over(idle, request)
             except SiloUnavailable:
                 if idle.responded:
-                    raise  # else the other side had closed it meanwhile, and a new connection may do
+                    raise  # else the idle connection was closed meanwhile: try a new one
         return await self._over(await self._connect(over), request)
 
     async def _over(self, connection: _Connection, request: bytes) -> HttpReply:
@@ -129,7 +129,7 @@ class HttpClient:
         except ssl.SSLError as error:
             raise BrokenReply(f"TLS failed: {error.reason}") from error
         except OSError as error:
-            # not in the error's own words, which have the silo's address
+            # without the error's own message, which has the silo's address
             reason = os.strerror(error.errno) if error.errno else type(error).__name__
             raise SiloUnavailable(f"no connection: {reason}") from error
         return connection
@@ -172,13 +172,13 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # asyncio
+    # callbacks of asyncio
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None or self._answer.done():
-            self.close()  # it speaks without being asked
+            self.close()  # data without a request
             return
         self.responded = True
         self._received += len(data)
@@ -191,12 +191,12 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        if isinstance(error, ssl.SSLError):  # TLS 1.3 tells of a refused certificate after the handshake
+        if isinstance(error, ssl.SSLError):  # TLS 1.3 reports a refused certificate after the handshake
             self._fail(SiloUnavailable(f"it closed the connection: {error.reason}"))
         else:
             self._fail(SiloUnavailable("it closed the connection"))
 
-    # httptools
+    # callbacks of httptools
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(name) == len(b"content-type") and name.lower() == b"content-type":
             self._kind = value.decode("latin-1").partition(";")[0].strip().lower()

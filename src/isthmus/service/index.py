@@ -346,7 +346,7 @@ class Index:
                 parts.append(encoder.documents([each.text for each in self._queue[start : start + AT_ONCE]]))
                 if stopped() or time.monotonic() > until:
                     break
-        finally:  # what was encoded before a failure stays
+        finally:  # keep what was encoded before a failure
             done = self._keep_encoded(encoder, parts) if parts else 0
         return done
 
@@ -368,7 +368,7 @@ class Index:
     def _waiting(self, encoder: AnyQueries) -> list[_Waiting]:
         """Return passages of a few documents that have no vector, short ones first: the first passages of
         documents without any vector, or if there are none, all remaining passages of unfinished documents."""
-        with self._writing:  # so that none goes before it is looked up
+        with self._writing:  # so that no document is removed before its lookup
             first = self.engine.unencoded(DOCUMENTS)
             known = {handle: set[Span]() for handle in first.tolist()} or self.engine.unfinished()
             texts_of = self._texts(np.array(list(known), dtype=np.int64))
@@ -408,7 +408,7 @@ class Index:
             self._show()
         return True
 
-    # keeping in order
+    # maintenance
 
     def compact(self) -> None:
         """Rewrite the index, and an encoder that was fitted here, so that nothing of removed documents
@@ -417,7 +417,7 @@ class Index:
             if self.engine.wasted:
                 self._rebuild("nothing is to remain of documents that are gone")
                 if isinstance(self._encoder, LsaQueries) and self.settings.path is None:
-                    self._refit()  # it was fitted here, and knows words of theirs
+                    self._refit()  # fitted here, so it has words of removed documents
 
     def _rebuild(self, reason: str) -> None:
         _log.info("index %s is written anew: %s", self.folder, reason)

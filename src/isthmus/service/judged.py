@@ -121,7 +121,7 @@ class JudgedQueries:
         if not new.folds:
             return old
         new.sessions = old.sessions
-        if differing == everything:  # curves would tell of queries that wait
+        if differing == everything:  # otherwise curves would reveal queries that are held back
             save_curves(curves_of(self._silo, judgements), self.curves_file)
         self._keep(new)
         return new
@@ -219,7 +219,7 @@ def _read(path: Path) -> JudgedSet:
         saved: dict[str, Any] = json.loads(path.read_bytes())
         if saved.pop("format") not in FORMATS:
             raise DataError("was written by a newer Isthmus", file=path, cure="update this one")
-        for gone in ("hits", "measured"):  # of format 1, whose learner fixed them
+        for gone in ("hits", "measured"):  # fields of format 1 only
             saved.pop(gone, None)
         return TypeAdapter(JudgedSet).validate_python(saved)
     except DataError:

@@ -143,7 +143,7 @@ def write_judgements(judgements: Sequence[wire.NamedJudgement], out: str | os.Pa
     if target.suffix == ".csv":
         target.parent.mkdir(parents=True, exist_ok=True)
         text = io.StringIO(newline="")
-        table = csv.writer(text)  # with CRLF, so that either sign in a text is quoted
+        table = csv.writer(text)  # lines end with CRLF, so that CR and LF in texts are quoted
         table.writerow(COLUMNS)
         table.writerows((each.query, each.document, int(each.relevant), each.silo) for each in judgements)
         with replacing(target) as stream:

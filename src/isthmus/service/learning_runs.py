@@ -104,7 +104,7 @@ class LearningRuns:
             )
             try:
                 learned, left_out = await self._learned(mode, report)
-            except Exception as error:  # what silos answer may make a fit fail in any way
+            except Exception as error:  # a fit to answers of silos may raise anything
                 known = isinstance(error, IsthmusError)
                 problem = str(error) if known else f"learning failed ({type(error).__name__}): see the log"
                 self._keep_failure(version.model_copy(update={"problem": problem}))
@@ -126,7 +126,7 @@ class LearningRuns:
         run = JointLearning(list(broker.silos.values()), mode, baseline_of(broker.scale.scale), report)
         learned = await run.learn()
         if learned is not None:
-            SearchModel.from_bytes(learned[0].to_bytes())  # one that no silo could use is no model
+            SearchModel.from_bytes(learned[0].to_bytes())  # raises if silos could not read it
         return learned, run.left_out
 
     async def _adopt(

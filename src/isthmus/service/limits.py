@@ -78,7 +78,7 @@ OPEN_COST = 0.2
 ADDRESSES = 10_000
 """Most callers whose buckets are kept."""
 
-_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # possessive: linear, whatever is sent
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # possessive: linear time for any input
 _BRACKETS = re.compile(rb"[\[\]{}]")
 _log = logging.getLogger("isthmus.service")
 _access = logging.getLogger("isthmus.access")
@@ -119,7 +119,7 @@ def problem_of(error: Exception) -> HttpProblem:
         )
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        # parts after the first may be the sender's own words
+        # later parts of the location may be the sender's own words
         where = ".".join(str(part) for part in first["loc"][1:2])
         known = where if where.isidentifier() and first["type"] != "extra_forbidden" else ""
         plain = {"extra_forbidden": "a key that is not known", "json_invalid": "the body is not JSON"}
@@ -145,7 +145,7 @@ class Buckets:
         tokens, then = self._filled.pop(caller, (self.burst, now))
         tokens = min(self.burst, tokens + (now - then) * self.per_second)
         allowed = tokens >= cost
-        self._filled[caller] = (tokens - cost if allowed else tokens, now)  # last in the dict: latest used
+        self._filled[caller] = (tokens - cost if allowed else tokens, now)  # at the end: most recently used
         if len(self._filled) > ADDRESSES:
             del self._filled[next(iter(self._filled))]
         return 0.0 if allowed else (cost - tokens) / self.per_second
@@ -320,7 +320,7 @@ class Protect:
             connection.known = True
         unknown = stranger and not caller.scopes
         reading = _body(scope, receive, self._most_bytes(scope, caller, unknown=unknown))
-        if connection is not None and connection.is_whole:  # nothing is waited for
+        if connection is not None and connection.is_whole:  # the whole request has already arrived
             body = await reading
         else:
             bodies = self._strangers_bodies if unknown else self._bodies
@@ -335,7 +335,7 @@ class Protect:
         writes = personal or scope["method"] not in ("GET", "HEAD")
         if self.once is not None and caller.policy is not None and writes:
             _check_fresh(self.once, caller.name, scope)
-        if unknown:  # strangers have room of their own, so that they take nobody else's
+        if unknown:  # strangers have their own slots and cannot block others
             full = HttpProblem(503, "too many requests at once", Retry_After="1", Connection="close")
             async with self._strangers.awaited(name, REQUEST_SECONDS, full):
                 await self._run(exchange, body, receive)
@@ -357,7 +357,7 @@ class Protect:
         if person and self._running[name] >= self._share:
             raise HttpProblem(429, "too many requests at once", Retry_After="1")
         if self._running.total() >= self.limits.concurrent:
-            # a peer is told that it asks too much, not that something is wrong here
+            # 429 tells a peer that it asks too much; 503 would look like a fault of this silo
             status = 503 if caller.policy is None else 429
             raise HttpProblem(status, "too many requests at once", Retry_After="1")
         self._running[name] += 1
@@ -421,7 +421,7 @@ class Protect:
 
     def _check_body(self, scope: Scope, body: bytes) -> None:
         kind = header_in(scope, "content-type").partition(";")[0].strip().lower()
-        # a form on somebody else's page, or a script of it without asking us first, cannot send these types
+        # other sites' forms cannot send these types, nor can their scripts without a CORS preflight
         if not kind.startswith("application/") or kind == "application/x-www-form-urlencoded":
             raise HttpProblem(415, "send application/json")
         if kind.endswith("json") and too_deep(body, self.limits.depth):
@@ -430,7 +430,7 @@ class Protect:
     async def _failed(self, exchange: _Exchange, receive: Receive, error: Exception) -> None:
         problem = problem_of(error)
         if problem.status == 500:
-            # the message of an exception may quote what was sent; its place in the code does not
+            # an exception's message may quote the request; its place in the code does not
             _log.error("request %s failed: %s at %s", exchange.number, type(error).__name__, place_of(error))
         if exchange.status == 0:
             await problem.response()(exchange.scope, receive, exchange.answer)
@@ -516,7 +516,7 @@ async def _unless_lost(work: Awaitable[None], connection: Any, exchange: _Exchan
 async def _while_connected(work: Awaitable[None], receive: Receive, exchange: _Exchange) -> None:
     """As `_while_awaited`, on any other server."""
     running = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(receive())  # after the body, all that can come is the end
+    gone = asyncio.ensure_future(receive())  # after the body, only a disconnect can come
     try:
         await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
         if running.done():

@@ -111,7 +111,7 @@ def log_of(folder: Path, name: str) -> Path:
 def _started(folder: Path, name: str, verb: str, config: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "isthmus", verb, "--config", str(config), "--quiet", "--until-eof"]
     with open(log_of(folder, name), "ab") as log:
-        return subprocess.Popen(  # in a session of its own: an interrupt at the terminal is ours to pass on
+        return subprocess.Popen(  # own session: this process passes on a terminal's Ctrl-C
             command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
         )
 

@@ -80,7 +80,7 @@ class JsonLines(_Lines):
         }
         if trace:
             fields["trace"] = trace
-        return json.dumps(fields, default=str)  # in ASCII: no letter ends a line, or steers a terminal
+        return json.dumps(fields, default=str)  # ASCII: no character ends a line or controls a terminal
 
 
 class PlainLines(_Lines):
@@ -99,7 +99,7 @@ class PlainLines(_Lines):
 
 def log_to_stderr(*, access: bool = True) -> None:
     """Send the log of this process to stderr; with `access` a line for every request too."""
-    # no line says where in the code it was written: to find that out takes longer than to write it
+    # lines do not say where in the code they were logged: finding that out takes longer than writing them
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     out = logging.StreamHandler(sys.stderr)
@@ -108,13 +108,13 @@ def log_to_stderr(*, access: bool = True) -> None:
         ("", logging.WARNING),
         ("isthmus.service", logging.INFO),
         (ACCESS, logging.INFO if access else logging.WARNING),
-        ("uvicorn.error", logging.ERROR),  # not a line for every stranger's garbage
+        ("uvicorn.error", logging.ERROR),  # no line for every malformed request
     ):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [out], False
         logger.setLevel(level)
-    logging.getLogger("flwr").propagate = False  # it has a handler of its own
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what a file lacks is told once, by us
+    logging.getLogger("flwr").propagate = False  # Flower has its own handler
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # we report a broken file once
     warnings.showwarning = _log_warning  # type: ignore[assignment]  # the rest is where it arose
     sys.excepthook = _log_uncaught
     threading.excepthook = lambda args: _log_uncaught(

@@ -68,9 +68,9 @@ def _server(calls_of: Callable[[Request | None], Calls]) -> Any:
     from mcp import MCPError, types
     from mcp.server.lowlevel import Server
 
-    schema = cache(lambda model: model.model_json_schema())  # which a call may ask for, too
+    schema = cache(lambda model: model.model_json_schema())  # cached: calls may list the tools, too
 
-    # what the library logs quotes messages
+    # the library's log messages quote requests
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
     async def list_tools(context: Any, parameters: Any) -> Any:
@@ -113,7 +113,7 @@ def _server(calls_of: Callable[[Request | None], Calls]) -> Any:
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
-    server.middleware.clear()  # it goes on with any trace that a message names, and has words of failures
+    server.middleware.clear()  # the default one continues any trace that a message names and records failures
     return server
 
 
@@ -166,7 +166,7 @@ class McpEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one message."""
         scope["route"] = self
-        if scope["method"] != "POST":  # nothing is sent that was not asked for, so there is nothing to GET
+        if scope["method"] != "POST":  # there is nothing to GET: the server sends only replies
             raise HttpProblem(405, "POST messages here", Allow="POST")
         if not any(scope[CALLER].may(tool.scope) for tool in TOOLS.values()):
             raise HttpProblem(403, "this needs a key with the scope search, documents or feedback")

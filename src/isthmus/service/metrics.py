@@ -90,7 +90,7 @@ class Metric:
         for key, parts in sorted(samples.items()):
             below = 0.0
             for (suffix, end), value in parts.items():
-                if end:  # of a bucket: all that took no longer
+                if end:  # a bucket: all observations up to `end`
                     value = below = below + value
                 labels = dict(zip(self.labels, key, strict=True)) | ({"le": end} if end else {})
                 yield _line(self.name + suffix, labels, value)

@@ -279,7 +279,7 @@ class Node:
         finally:
             self.__exit__()
 
-    # what goes on behind
+    # background work
 
     def read_again(self) -> None:
         """Let the node's own thread read the settings' sources again soon."""
@@ -314,14 +314,14 @@ class Node:
                 self._ahead.settle(older=SETTLED)
                 self._do_chores()
                 self.problem = ""
-            except BaseException as error:  # whatever it is, tantivy panicking too: the node goes on
+            except BaseException as error:  # any failure, also a panic of tantivy: the node goes on
                 self.problem = type(error).__name__
                 _log.exception("indexing failed and will be tried again")
             try:
                 self._measure_scores()
             except ServiceError as error:
                 _log.info("score sums are measured later: %s", error)
-            except Exception:  # documents are found without
+            except Exception:  # searches work without score sums
                 _log.exception("score sums could not be measured and will be tried again")
             self._wake.wait(min(TICK, self.settings.reading.watch or TICK))
             self._wake.clear()
@@ -346,7 +346,7 @@ class Node:
             encoded = self.index.encode(self._stopped.is_set)
             self.encoding_problem = ""
             return self.index.maintain(self._stopped.is_set) or encoded > 0
-        except BaseException as error:  # whatever it is, the node goes on with the vectors it has
+        except BaseException as error:  # any failure: the node goes on with existing vectors
             self.encoding_problem = type(error).__name__
             if isinstance(error, IsthmusError):
                 _log.warning("encoding failed and will be tried again: %s", error)
@@ -407,7 +407,7 @@ class Node:
         """A digest of the rules by which sources, as they are set now, allow or redact documents; empty
         without rules."""
         sources = self.settings.sources
-        if self._ruled[0] is not sources:  # asked with every search
+        if self._ruled[0] is not sources:  # cached, since every search needs it
             rules = [(each.label, (each.allow, each.rules, each.redact)) for each in sources]
             has_any = any(any(each) for _, each in rules)
             self._ruled = sources, hashlib.sha256(repr(rules).encode()).hexdigest() if has_any else ""
@@ -557,7 +557,7 @@ class Node:
         """Return the result of the last reading of every source."""
         return [wire.SourceState.model_validate(asdict(report)) for report in self.source_reports]
 
-    # what leaves
+    # data that leave the silo
 
     def note(self, kind: str, peer: str, items: int = 1, note: str = "") -> None:
         """Record in the ledger that something without a DP guarantee is about to leave. Raises a ServiceError
@@ -609,7 +609,7 @@ class Node:
         """
         if not self._is_comparable:
             return ""
-        with self._sharing:  # one is unpacked at a time
+        with self._sharing:  # one message is unpacked at a time
             statistics = self._checked(data)
             with replacing(self._shared_file) as stream:
                 stream.write(data)
@@ -621,7 +621,7 @@ class Node:
         statistics = Statistics.from_bytes(data)
         if statistics.documents < 1:
             raise ProtocolError("statistics of no documents")
-        statistics.counts(TEXT, ["a"], self.family)  # under this silo's hash key, or refused in its own words
+        statistics.counts(TEXT, ["a"], self.family)  # raises if hashed under another silo's key
         try_on_query(statistics, self.family)
         snapshot = replace(self.index.snapshot, shared=statistics)
         check_scores(snapshot, self._some_text(snapshot), self.searcher.scorer)
@@ -658,7 +658,7 @@ class Node:
         if self._measured is None or self._measured.is_outdated(state, len(snapshot)):
             began = time.monotonic()
             sums = measure(self.settings.silo, snapshot, self.store)
-            if snapshot.encoder.rests_until <= began:  # else some queries had no vector: measured again
+            if snapshot.encoder.rests_until <= began:  # else some queries had no vector: measure again
                 self._sums, self._measured = sums, state
 
     def score_sums(self, peer: str) -> wire.SiloScores | None:

@@ -127,7 +127,7 @@ class NodeApi:
     def __init__(self, node: Node) -> None:
         self.node, self.settings = node, node.settings
         self._differing = ("", "")
-        # as many searches at once as there are processors: more would only wait for each other
+        # as many searches at once as processors: more would only wait for each other
         self._processors = Processors(max(2, os.cpu_count() or 1), "search")
         self.metrics = Metrics()
         self._seconds = self.metrics.histogram("isthmus_search_seconds", "Times of searches.")
@@ -745,7 +745,7 @@ def _audited(api: NodeApi, handler: Callable[..., Any], action: str, what: str) 
     @wraps(handler)
     async def recorded(*arguments: Any, request: Request, **named: Any) -> Response:
         response: Response = await handler(*arguments, request=request, **named)
-        if getattr(response, "status_code", 200) != 304:  # with which nothing leaves
+        if getattr(response, "status_code", 200) != 304:  # a 304 releases nothing
             peer, documents = request.scope[CALLER].name, getattr(request.state, "documents", ())
             api.node.audit.record(action, peer=peer, documents=documents, what=what)
         return response

@@ -153,7 +153,7 @@ class CountReleases:
         return NoisedCount(
             silo=self.silo,
             by="words" if model is None else "probability",
-            count=max(answer.count, 0),  # an upper bound would show how many documents there are
+            count=max(answer.count, 0),  # a cap would show the number of documents
             low=max(answer.count - reached, 0),
             high=max(answer.count + reached, 0),
             epsilon=answer.epsilon,

@@ -176,7 +176,7 @@ def _flow(file: OfficeFile, names: list[str]) -> str:
 
     def start(tag: str, attributes: dict[str, str]) -> None:
         nonlocal hidden, inside
-        hidden += tag == "Fallback"  # the same once more, for older programs
+        hidden += tag == "Fallback"  # repeats the content for older programs
         inside = tag == "t" and not hidden
         if tag in _SPACES and not hidden:
             file.say(pieces, _SPACES[tag])

@@ -235,7 +235,7 @@ class Provider:
         basic = bool(self._secret) and (not isinstance(methods, list) or "client_secret_basic" in methods)
         if self._secret and not basic:
             form |= {"client_secret": self._secret}
-        quoted = map(quote_plus, (self.settings.client_id, self._secret))  # RFC 6749, 2.3.1
+        quoted = map(quote_plus, (self.settings.client_id, self._secret))  # form-encoded: RFC 6749, 2.3.1
         auth = httpx.BasicAuth(*quoted) if basic else None
         place = await self._endpoint("token_endpoint")
         return await self._ask("POST", place, refusal="denied", data=form, auth=auth)

@@ -110,7 +110,7 @@ def parse(path: Path, limits: ParsingLimits, *, within: Path | None = None) -> F
     text = text._replace(title=text.title or path.stem)
     if _length(text.title) + _length(text.body) > limits.characters:
         raise limits.beyond("characters", f"{limits.characters:,} characters of text", path)
-    if not text.body.strip():  # the title may be no more than the file's name
+    if not text.body.strip():  # not the title, which may be just the file name
         raise DataError("has no text", file=path, cure="a scanned PDF needs text recognition first")
     return text
 
@@ -167,7 +167,7 @@ def _plain(path: Path, limits: ParsingLimits) -> FileText:
     return FileText("", _text(path))
 
 
-# Possessive quantifiers (`++`) give nothing back, so a heading that does not match is read once.
+# Possessive quantifiers (`++`) never backtrack, so a heading that does not match is read once.
 _HEADING = re.compile(r"^#{1,6}[ \t]++([^\n]++)", re.MULTILINE)
 
 
@@ -328,7 +328,7 @@ def _pdf(path: Path, limits: ParsingLimits) -> FileText:
         return FileText(str(title or "").strip(), _tidy("\n".join(_within(texts, limits, path))))
     except (DataError, MemoryError):
         raise
-    except Exception as error:  # pypdf raises whatever a broken file makes it stumble over
+    except Exception as error:  # a broken file makes pypdf raise anything
         raise DataError("is not a PDF that can be read", file=path, text=str(error)) from error
 
 
@@ -388,7 +388,7 @@ TABLES = (".csv", ".tsv", ".parquet")
 
 Parsed = FileText | Row
 
-# the process they run in
+# the parser process
 
 
 class Parser:
@@ -429,14 +429,14 @@ class Parser:
             for answer in self._parsed(path):
                 yield path, answer
             sent.popleft()
-            if self._process is None:  # it ended with this file; others that it was sent are sent again
+            if self._process is None:  # the process ended at this file: send the others again
                 again = list(sent)
                 sent.clear()
                 for each in again:
                     self._send(each, sent)
 
     def _send(self, path: Path, sent: deque[Path]) -> None:
-        with suppress(BrokenPipeError):  # noticed where the answer is read
+        with suppress(BrokenPipeError):  # noticed when the answer is read
             message = {"path": os.path.abspath(path), "within": self._within, "columns": self._columns}
             _write(self._running().stdin, message)
         sent.append(path)
@@ -478,7 +478,7 @@ class Parser:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-                start_new_session=True,  # an interrupt at the terminal is the node's
+                start_new_session=True,  # a terminal's Ctrl-C is for the node only
             )
         return self._process
 
@@ -510,7 +510,7 @@ class Parser:
             return
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # one that hangs in the system ends when that lets go
+        with suppress(subprocess.TimeoutExpired):  # a process stuck in a system call ends after it
             process.wait(5)
 
 
@@ -552,7 +552,7 @@ def main(values: list[str]) -> None:
     _limit(resource.RLIMIT_AS, limits.memory_mb << 20)
     _limit(resource.RLIMIT_FSIZE, 0)
     _limit(resource.RLIMIT_CORE, 0)
-    answers, sys.stdout = sys.stdout.buffer, sys.stderr  # what a library prints is no answer
+    answers, sys.stdout = sys.stdout.buffer, sys.stderr  # libraries print to stderr, not among answers
     while (request := _read(sys.stdin.buffer)) is not None:
         path = Path(request["path"])
         _allow_time(limits)
@@ -560,7 +560,7 @@ def main(values: list[str]) -> None:
             for answer in _parsed(request, path, limits):
                 _write(answers, answer)
                 _allow_time(limits)
-        except MemoryError:  # of the answer itself, too; what is left of the memory is in pieces
+        except MemoryError:  # also while the answer is written; memory is fragmented now
             error = limits.beyond("memory_mb", f"{limits.memory_mb:,} MB of memory", path)
             _write(answers, _problem(error) | {"spent": True})
 
@@ -585,7 +585,7 @@ def _parsed(request: dict[str, Any], path: Path, limits: ParsingLimits) -> Itera
         yield _problem(DataError(f"cannot be read: {error.strerror or error}", cure="check the file"))
     except MemoryError:
         raise
-    except Exception as error:  # a reader stumbled over something that nobody foresaw
+    except Exception as error:  # a failure that no reader foresees
         yield _problem(DataError("cannot be read", text=type(error).__name__, cure="check the file"))
 
 

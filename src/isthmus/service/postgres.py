@@ -31,9 +31,9 @@ def secured(url: str, key: str) -> str:
 
     try:
         parts = conninfo_to_dict(url)
-    except ProgrammingError:  # whose message may have the password in it
+    except ProgrammingError:  # its message may contain the password
         raise ConfigError(f"{key} is not an address of PostgreSQL", key=key) from None
-    if any("@" in host[1:] for host in _hosts(parts)):  # messages that name the host would have it
+    if any("@" in host[1:] for host in _hosts(parts)):  # messages would name it as the host
         raise ConfigError(f"{key} has a password with @ in it", key=key, expected="%40 in its place")
     mode = parts.get("sslmode") or os.environ.get("PGSSLMODE")
     if all(map(_is_here, _hosts(parts))):
@@ -57,7 +57,7 @@ def _hosts(parts: Mapping[str, Any]) -> list[str]:
 
 
 def _is_here(host: str) -> bool:
-    return not host or host.startswith(("/", "@")) or is_loopback(host)  # the former are sockets
+    return not host or host.startswith(("/", "@")) or is_loopback(host)  # / and @: Unix sockets
 
 
 class PostgresStore(DocumentStore):

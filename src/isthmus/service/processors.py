@@ -55,7 +55,7 @@ class Processors:
         job = turns.get()
         while True:
             _do(*job)
-            del job  # what it was about is not kept until the next one comes
+            del job  # free its data before waiting for the next one
             with self._lock:
                 if self._waiting:
                     job = self._waiting.popleft()
@@ -70,9 +70,9 @@ def _do(work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
     result, error = None, None
     try:
         result = work()
-    except BaseException as failure:  # whatever it is, whoever waits is told
+    except BaseException as failure:  # any failure is passed to the caller
         error = failure
-    with suppress(RuntimeError):  # the loop is closed, and nobody waits
+    with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
         future.get_loop().call_soon_threadsafe(_settle, future, result, error)
 
 

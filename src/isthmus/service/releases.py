@@ -139,10 +139,10 @@ class Releases:
             "documents": list(covered.documents),
             "versions": list(covered.versions),
         }
-        # how many documents there are and how long is public; what stands in them is counted where it is paid
+        # the number and lengths of all documents are public; words count only in documents that are charged
         exact = snapshot.exact_statistics(self.silo, self._tables, handles)
         beyond = len(every.handles) - len(handles)
-        if beyond:  # of subjects: frequencies and lengths are of so many documents fewer
+        if beyond:  # leave out documents beyond subjects' limits, each with the average length
             share = 1 - beyond / exact.documents
             lengths = {name: round(share * length) for name, length in exact.lengths.items()}
             exact = replace(exact, documents=exact.documents - beyond, lengths=lengths)

@@ -31,7 +31,7 @@ def in_order(
     """
 
     rated, plain, odd = list[_Keyed](), list[_Keyed](), list[_Keyed]()
-    number = 0  # of the hit: two of them are never compared themselves
+    number = 0  # a running number, so that sorting never compares two hits
     for hits in lists:
         for place, hit in enumerate(hits):
             number += 1

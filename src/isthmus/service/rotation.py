@@ -74,7 +74,7 @@ class Kind:
 def _new_secret(file: Path) -> None:
     if not file.exists():
         raise DataError("there is no key yet", file=file, cure="it is made when it is first needed")
-    local_secret(file)  # which refuses what is no key of ours
+    local_secret(file)  # raises if the file is no key of Isthmus
     write_private(file, secrets.token_hex(KEY_BYTES).encode() + b"\n")
 
 

@@ -91,7 +91,7 @@ def read_rows(path: Path, suffix: str, columns: Columns, characters: int) -> Ite
 def moment_of(text: str) -> int | None:
     """Return the Unix time of a date as tables have it, in UTC if it names no zone; None if it is no date."""
     text = text.strip()
-    if text.isascii() and text.isdigit() and len(text) in (9, 10, 13):  # Unix seconds, or a thousand a second
+    if text.isascii() and text.isdigit() and len(text) in (9, 10, 13):  # Unix seconds or milliseconds
         return int(text[:10])
     if re.fullmatch("[0-9]{4}(-[0-9]{2})?", text):
         text += "-01-01" if len(text) == 4 else "-01"
@@ -215,7 +215,7 @@ def _encoding(path: Path) -> str:
 def _parquet(path: Path, columns: Columns) -> Iterator[Row]:
     import pyarrow as pa
 
-    pa.set_memory_pool(pa.system_memory_pool())  # others reserve more than the process may have
+    pa.set_memory_pool(pa.system_memory_pool())  # other pools reserve more than the memory limit
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     from pyarrow import parquet
@@ -223,7 +223,7 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Row]:
     try:
         with path.open("rb") as stream, parquet.ParquetFile(stream, pre_buffer=False) as file:
             schema = file.schema_arrow
-            lists = {columns.allow or "allow"}  # the one column whose values may be lists
+            lists = {columns.allow or "allow"}  # the only column whose values may be lists
             names = [field.name for field in schema if _is_plain(field.type) or field.name in lists]
             parts, bodies = _picked(names, columns, path)
             wanted = list(dict.fromkeys((*parts.values(), *bodies))) if bodies else names

@@ -164,7 +164,7 @@ def _warn_of_endings(keys: Path | None) -> None:
 def _serve(serving: Server, host: str, started: Callable[[str], None]) -> None:
     loop = serving.config.get_loop_factory()
     with suppress(KeyboardInterrupt, SystemExit), asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(_served(serving, host, started))  # uvicorn raises again what has stopped it
+        runner.run(_served(serving, host, started))  # uvicorn re-raises the signal that stopped it
     if not serving.started:
         raise ServiceError("the server could not start; its log says why")
     _log.info("stopped")
@@ -207,7 +207,7 @@ def run_training(settings: NodeSettings) -> None:
     check_extra("train", "[training]", "flwr")
     from isthmus.service.node import open_ledger
 
-    open_ledger(settings).close()  # made, if it is not there
+    open_ledger(settings).close()  # creates the ledger if it is missing
     take_part(TrainingRole.of(settings, settings.training))
 
 
@@ -275,7 +275,7 @@ class TrainingProcess:
         assert process.stdin is not None
         with suppress(BrokenPipeError):
             process.stdin.write(self._part.dumped() + b"\n")
-            process.stdin.flush()  # and stays open: the process ends with it, however this one does
+            process.stdin.flush()  # stays open: when this process ends, in any way, so does the child
         return process
 
     def _watch(self) -> None:

@@ -60,7 +60,7 @@ def measure(silo: str, snapshot: Snapshot, store: DocumentStore) -> SiloScores:
             scores["dense"] = candidates.scores["dense"]
         for name, values in scores.items():
             if (some := values[others & np.isfinite(values)]).size > 1:
-                lists[name].append(np.clip(some, -1, 1))  # of equal texts a cosine may be 1 and a rounding
+                lists[name].append(np.clip(some, -1, 1))  # rounding may exceed 1 for equal texts
     sums = {
         name: _summed(each) if len(each) >= LEAST_QUERIES else ScoreSums() for name, each in lists.items()
     }
@@ -177,7 +177,7 @@ class ScaleExchange:
         self._measuring.discard(name)
         if reply.status == 503:
             self._measuring.add(name)
-        if reply.status in (401, 403, 404):  # it does not share, which is its right
+        if reply.status in (401, 403, 404):  # a silo may decline to share
             self._sums.pop(name, None)
         if reply.status != 200:
             return
@@ -190,7 +190,7 @@ class ScaleExchange:
         if max(sums.bm25.count, sums.dense.count) > MOST_SCORES:
             raise ProtocolError(f"score sums over more than {MOST_SCORES:,} scores")
         if not sums.bm25.count or bool(sums.dense.count) != bool(sums.encoder):
-            self._sums.pop(name, None)  # too few documents to say anything, or no more
+            self._sums.pop(name, None)  # too few documents, or none any more
             return
         self._refused.pop(name, None)
         self._sums[name] = sums

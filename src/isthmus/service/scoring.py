@@ -190,7 +190,7 @@ def check_scores(snapshot: Snapshot, query: str, scorer: Scorer | None = None) -
             if scored.probabilities is not None:
                 values.append(scored.probabilities)
         usable = all(np.isfinite(each).all() for each in values)
-    except Exception as error:  # whatever it is, it would fail every search
+    except Exception as error:  # any failure here would fail every search
         raise ProtocolError("scoring a query with these numbers failed") from error
     if not usable:
         raise ProtocolError("these numbers give scores that are not finite")

@@ -243,7 +243,7 @@ class SearchEndpoint:
         mapping = detect(content, self.mapping)
         rows = _at(content, mapping.hits) if mapping.hits != "." else content
         if not mapping.hits and not any(True for _ in _lists(content)) and _has_empty_list(content):
-            rows = []  # nothing was found, and no path is known yet
+            rows = []  # no hits, and no path to them is known yet
         if not isinstance(rows, list):
             raise ServiceError(_lacking(self.place, content, mapping))
         hits = tuple(_hit(row, at, mapping, self.place) for at, row in enumerate(rows[:MOST_HITS]))
@@ -276,7 +276,7 @@ class SearchEndpoint:
                 return RawReply(reply.status_code, reply.headers.get("content-type", ""), content)
         except httpx.TimeoutException:
             raise SiloUnavailable(f"{self.place} does not answer within {SECONDS:.0f} s") from None
-        except httpx.HTTPError as error:  # its text may quote headers, and with them the key
+        except httpx.HTTPError as error:  # the message may quote headers and so the key
             raise SiloUnavailable(
                 f"{self.place} cannot be reached: {type(error).__name__}"
                 " (is it running, and is the address right?)"
@@ -385,7 +385,7 @@ def _hit(row: Any, at: int, mapping: ResultMapping, place: str) -> EndpointHit:
             " (name where scores stand: --mapping score=PATH; some engines send scores only when asked)"
         )
     texts = {name: str(_at(row, getattr(mapping, name)) or "") for name in ("title", "snippet")}
-    if not isinstance(id, (str, int)):  # what has no id is known by what it says
+    if not isinstance(id, (str, int)):  # a hit without an id is identified by its text
         id = texts["title"] or texts["snippet"][:200] or json.dumps(row, sort_keys=True)
     return EndpointHit(
         str(id)[: LONGEST["id"]],

@@ -281,7 +281,7 @@ class Gate(Generic[P]):
         """Return the caller of a request; raises Refused if it is not authenticated."""
         peer: Peer | None = scope.get("extensions", {}).get(PEER)
         if peer is not None and peer.name in self.peers:
-            if peer.expires <= self._clock():  # the connection may be older than the certificate's end
+            if peer.expires <= self._clock():  # the connection may outlive the certificate
                 raise Refused("the certificate has expired")
             return Caller(peer.name, frozenset(), self.peers[peer.name])
         token = token_in(scope)
@@ -340,7 +340,7 @@ class Once:
         self._new.add((caller, nonce))
 
 
-# tokens of hits: a silo takes judgements of what it has shown and of nothing else
+# tokens of hits: a silo takes judgements only of hits that it returned
 
 
 def local_secret(path: Path) -> bytes:
@@ -409,7 +409,7 @@ class HitTokens:
     def _sealed(self, document: str, bound: list[bytes]) -> str:
         minute = int(self._clock() // 60).to_bytes(_STAMP, "big")
         plain = minute + document.encode("utf-8", "surrogatepass")
-        plain += b"\0" * (-len(plain) % BLOCK)  # no id has a NUL
+        plain += b"\0" * (-len(plain) % BLOCK)  # padding: no id contains NUL
         sealed = self._keys[1].encrypt(plain, bound)
         return base64.urlsafe_b64encode(sealed).decode("ascii").rstrip("=")
 

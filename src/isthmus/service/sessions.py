@@ -188,7 +188,7 @@ class Sessions:
             new = None if self.provider is None else await self.provider.renew(grant)
         except NotSignedIn as refusal:
             _log.warning("a session could not be renewed: %s", refusal)
-            # a provider that does not answer says nothing of the person, until the grant ends
+            # while the provider does not answer, the session goes on until the grant ends
             new = replace(grant, due=self._clock() + RETRY) if refusal.reason == "provider" else None
         finally:
             del self._renewing[name]

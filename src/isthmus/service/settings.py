@@ -232,7 +232,7 @@ class TracingSettings:
             not self.endpoint or known,
             f"endpoint = {self.endpoint!r} must be the whole address, such as http://127.0.0.1:4318/v1/traces",
         )
-        require(  # others would log it
+        require(  # other programs log addresses
             "@" not in self.endpoint and "?" not in self.endpoint,
             "endpoint has a name or key in its address, which belong into OTEL_EXPORTER_OTLP_HEADERS",
         )
@@ -380,7 +380,7 @@ class Source:
 
     def allowed(self, id: str) -> tuple[str, ...]:
         """Return the principals who may see a document without rules of its own; () for all."""
-        name = normalize("NFC", id)  # file systems differ in how they spell accents
+        name = normalize("NFC", id)  # file systems differ in the Unicode form of accents
         fitting = (rule for rule in self.rules if fnmatchcase(name, normalize("NFC", rule.path)))
         return next((rule.allow for rule in fitting), self.allow)
 
@@ -963,7 +963,7 @@ def _check_name(key: str, name: str) -> None:
 
 def linked(link: str, id: str) -> str:
     """Return the address of a document by a template; "" for none."""
-    if not link or not {".", ".."}.isdisjoint(id.split("/")):  # these lead elsewhere on that server
+    if not link or not {".", ".."}.isdisjoint(id.split("/")):  # `.` and `..` lead elsewhere on that server
         return ""
     return link.replace("{id}", quote(id, safe="/", errors="replace"))
 

@@ -63,7 +63,7 @@ async def open_session(body: wire.Session, request: Request) -> Response:
     if number is None:
         request.scope[WRONG_KEY]()
         raise HttpProblem(401, "the API key is unknown, revoked or expired")
-    # a proxy may speak TLS for us; the browser says how it reached the page
+    # a proxy may terminate TLS; the browser's Origin shows how it reached the page
     secure = "https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0])
     answer = _signed_out(request, Response(status_code=204))
     return _signed_in(request, answer, number, secure=secure)
@@ -166,7 +166,7 @@ async def revoke_key(id: wire.KeyId, request: Request) -> Response:
         raise HttpProblem(404, "no such key")
     if key.name == request.scope[CALLER].name or "audit" in key.scopes:
         raise HttpProblem(403, "one's own key, and an auditor's, are revoked by: isthmus keys api revoke")
-    with suppress(ConfigError):  # it was revoked meanwhile
+    with suppress(ConfigError):  # the key was revoked meanwhile
         await asyncio.to_thread(keys.revoke, id)
     return Response(status_code=204)
 

@@ -30,7 +30,7 @@ from isthmus.service.settings import NodeSettings, SiloTraining, Tls
 ENVIRONMENT: Mapping[str, str] = {
     "PATH": os.defpath,
     "LC_ALL": "C.UTF-8",
-    "ISTHMUS_CACHE": os.devnull,  # rows are parsed into memory, and no copy of them is left behind
+    "ISTHMUS_CACHE": os.devnull,  # no cache: parsed rows leave no copy on disk
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -105,7 +105,7 @@ class CoordinatorClient:
     """HTTP client of the coordinator, whose certificate must have the coordinator's name."""
 
     def __init__(self, part: TrainingRole) -> None:
-        import httpx  # a node that takes no part starts without it
+        import httpx  # only imported by nodes that take part
 
         self._url = f"https://{part.coordinator}"
         self._sni = {"sni_hostname": server_name(part.name)}
@@ -133,7 +133,7 @@ class CoordinatorClient:
         parts, size = [], 0
         if (
             self._tls.current.context is not self._verify
-        ):  # who waits for an answer waits on the client before
+        ):  # requests that wait for a reply keep the previous client
             self._verify = self._tls.current.context
             self._http = self._client(verify=self._verify)
         try:
@@ -174,7 +174,7 @@ class Participant:
                 if order is not None:
                     self._work(order)
                 waits = pauses()
-            except Exception as error:  # nor may a message that cannot be read end the process
+            except Exception as error:  # an unreadable message must not end the process
                 self._say(str(error) if isinstance(error, ServiceError) else f"a message failed: {error!r}")
                 self._stopped.wait(next(waits))
 
@@ -210,7 +210,7 @@ class Participant:
             thread.join()
 
     def _say(self, text: str) -> None:
-        if text != self._last_message:  # an outage is one line, however long it lasts
+        if text != self._last_message:  # one line per outage, however long it lasts
             self._last_message = text
             _log.info("%s", text)
 
@@ -219,7 +219,7 @@ def take_part(part: TrainingRole) -> None:
     """Take part in training until SIGTERM or SIGINT."""
     from isthmus.federation import SiloEnd, client
 
-    coordinator = CoordinatorClient(part)  # reads the key, which another user could not
+    coordinator = CoordinatorClient(part)  # reads the key while this user still may
     confine(part.user)
 
     def report(error: Exception) -> None:

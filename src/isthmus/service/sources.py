@@ -232,7 +232,7 @@ def load(
     unread = unread if keep else set()
     unreadable = {name for id in unread for name in _names(id, source)}
     below = tuple(f"{name}{mark}" for name in unreadable for mark in "/#")
-    if source.kind == "table" and "." in unread:  # the table itself
+    if source.kind == "table" and "." in unread:  # the table itself is unread: keep all its rows
         below = ("",)
     return done + Counts(removed=store.retain(source.label, placed | unreadable, below=below))
 

@@ -107,7 +107,7 @@ class Speller:
     def _spellings(self, term: str) -> Iterable[tuple[str, int]]:
         """Return the spellings of a term in at least `FEW` of the examined documents, with counts."""
         reader = self.snapshot.reader
-        if reader.tables([term])[TEXT][0] < FEW:  # what an engine counts by beginnings may be out of date
+        if reader.tables([term])[TEXT][0] < FEW:  # an engine's counts by prefix may be outdated
             return []
         ids = reader.ids(reader.matching({term: 1.0}, READ)[:READ])
         counts: Counter[str] = Counter()

@@ -148,7 +148,7 @@ class StatisticsExchange:
         """Return a remark on a silo that scored with this version; empty for the current one."""
         if not self.version or version == self.version:
             return ""
-        self._holders.clear()  # it restarted, or was away: hand the sum out again
+        self._holders.clear()  # it restarted or was away: send the sum again
         return "scored with other statistics than the rest"
 
     async def once(self) -> None:
@@ -156,7 +156,7 @@ class StatisticsExchange:
         await self._collect()
         if not any(statistics.documents for statistics in self._statistics.values()):
             self._note(self._refused, "")
-            return  # no silo has anything yet
+            return  # no silo has documents yet
         problem = ""
         try:
             total, left_out = await asyncio.to_thread(self._sum)
@@ -164,7 +164,7 @@ class StatisticsExchange:
                 self._total = await asyncio.to_thread(_packed, total)
                 self.version, self._kind, self.changed = total.version, total.kind, True
                 self._holders.clear()
-        except ProtocolError as error:  # the sum before it stays
+        except ProtocolError as error:  # the previous sum stays
             problem, left_out = f"the silos' statistics do not add up: {error}", {}
         if self._total:
             await self._hand_out()
@@ -222,7 +222,7 @@ class StatisticsExchange:
 
     def _read(self, name: str, reply: HttpReply) -> None:
         """Store one silo's reply; they are read one at a time, so hostile ones do not add up."""
-        if reply.status in (401, 403, 404):  # it does not share, which is its right
+        if reply.status in (401, 403, 404):  # a silo may decline to share
             self._sharing.discard(name)
             for known in (self._statistics, self._tags, self._refused):
                 known.pop(name, None)

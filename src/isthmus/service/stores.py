@@ -173,7 +173,7 @@ def type_of(id: str) -> str:
 
     A name without a folder has none (`numpy.linalg.norm`), unless it ends as files usually do.
     """
-    if "." not in id:  # most that are not files: a pattern takes ten times as long
+    if "." not in id:  # as in most ids that are not paths; a pattern takes ten times as long
         return ""
     extension = _EXTENSION.search(id)
     type = "" if extension is None else extension[1].lower()
@@ -484,7 +484,7 @@ class DocumentStore(ABC):
         """Return the documents and subjects that were erased, as a test by id."""
         with self._transaction() as db:
             digests = frozenset(digest for (digest,) in self._rows(db, "SELECT digest FROM erased"))
-        return Erased(digests, lambda id: self.digest_of(id))  # a node sets it later
+        return Erased(digests, lambda id: self.digest_of(id))  # looked up late: a node replaces `digest_of`
 
     def mentioned(self, ids: Sequence[str]) -> set[str]:
         """Return those of the ids about which something is known: a document, also a removed or erased one, a

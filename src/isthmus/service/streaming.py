@@ -70,7 +70,7 @@ async def search_events(
         answer = await search
         check()
         for status in answer.silos:
-            if status.silo not in reported:  # it was not waited for any longer
+            if status.silo not in reported:  # the search did not wait for this silo
                 yield _event("silo", wire.SiloProgress(**status.model_dump()).model_dump_json())
         note(answer)
         yield _event("answer", answer.model_dump_json())
@@ -89,4 +89,4 @@ def _drop_failure(search: asyncio.Task[wire.Answer]) -> None:
 
 
 def _event(name: str, data: str) -> bytes:
-    return f"event: {name}\ndata: {data}\n\n".encode()  # JSON has no line breaks of its own
+    return f"event: {name}\ndata: {data}\n\n".encode()  # JSON has no raw line breaks

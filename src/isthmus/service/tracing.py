@@ -77,7 +77,7 @@ def _send_at_exit(provider: TracerProvider) -> None:
         provider.shutdown()
 
     sending = threading.Thread(target=send, name="traces", daemon=True)
-    sending.start()  # now: a process that ends starts no threads
+    sending.start()  # now, since an exiting process cannot start threads
 
     @atexit.register
     def end() -> None:

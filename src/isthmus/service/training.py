@@ -36,7 +36,7 @@ def training_of(folder: Path) -> wire.TrainingView:
         rounds = [_round(_renamed(record, names)) for record in history]
         final = _final(folder / "metrics.json")
     except (DataError, OSError, ValueError, ValidationError, AttributeError, TypeError, KeyError):
-        return run  # it is being written, or is none of ours
+        return run  # being written, or no run of Isthmus
     finished = final is not None
     return wire.TrainingView(
         run=folder.name, strategy=strategy, finished=finished, final=final or {}, rounds=rounds

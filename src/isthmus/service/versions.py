@@ -62,7 +62,7 @@ class ModelVersions:
     def add(self, version: LearnedVersion, model: bytes | None) -> None:
         """Store a run; it is on disk when this returns."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for left in self.folder.glob(f"*{_BEGUN}"):  # of a process that was killed
+        for left in self.folder.glob(f"*{_BEGUN}"):  # left by a process that was killed
             shutil.rmtree(left)
         begun = self.folder / (version.version + _BEGUN)
         begun.mkdir()
@@ -117,7 +117,7 @@ class ModelVersions:
             usable = (path / "model").exists()
             return LearnedVersion(**{**record, "usable": usable, "current": path.name == current})
         except (OSError, ValueError, TypeError, ValidationError):
-            return None  # none of ours
+            return None  # no version of a model
 
     @contextmanager
     def learning(self) -> Iterator[None]:

@@ -82,7 +82,7 @@ Text = Annotated[str, Field(max_length=2_000)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 DocumentId = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, pattern=r"^[^\x00-\x1f\x7f]+$")]
-# Dialects of patterns differ in what is white: all that any of them calls so is named.
+# Regular expression dialects differ in white space: name all characters that any of them includes.
 _NOT_WHITE = r"[^\s\u001c-\u001f\u0085\ufeff]"
 _VISIBLE = _NOT_WHITE[:-1] + r"\x00-\x1f\x7f]"
 Principal = Annotated[

@@ -147,7 +147,7 @@ def _record(block: Block, number: int, line: bytes) -> _Record:
         if not isinstance(value, str):
             raise error(f"{name} is not a text")
         try:
-            value.encode()  # half of a surrogate pair, which JSON can hold, UTF-8 cannot
+            value.encode()  # raises for a lone surrogate, which JSON can hold
         except UnicodeEncodeError as half:
             raise error(f"{name} holds half a character") from half
         return value

@@ -144,7 +144,7 @@ def check_directory(stream: IO[bytes]) -> None:
 T = TypeVar("T")
 _DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, AttributeError, EOFError),
-    *(NotImplementedError, RuntimeError, MemoryError),  # what a zip or an array may claim and nobody can do
+    *(NotImplementedError, RuntimeError, MemoryError),  # if a zip or array claims the impossible
 )
 
 

@@ -177,11 +177,11 @@ def read_columns(data: bytes, delimiter: str, types: Mapping[str, pa.DataType | 
 
     wanted = {name: kind for name, kind in types.items() if kind is not None}
     if data.startswith(_BOM):
-        return None  # Arrow would drop it, wherever in a file the data come from
+        return None  # Arrow would drop it, even inside a file
     try:
         return csv.read_csv(
             pa.BufferReader(data),
-            # One thread: Arrow's task for every column of every piece costs more than it wins here.
+            # One thread: Arrow's tasks per column and block cost more than they save here.
             read_options=csv.ReadOptions(
                 column_names=list(types), block_size=len(data) + 1, use_threads=False
             ),

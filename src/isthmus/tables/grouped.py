@@ -90,7 +90,7 @@ class ByQuery(Tabular):
         return replace(self, queries=(*self.queries, *empty), offsets=frozen(offsets))
 
     def _repr_html_(self) -> str:
-        first = self[: int(np.searchsorted(self.offsets, ROWS)) or 1]  # no more queries than are shown
+        first = self[: int(np.searchsorted(self.offsets, ROWS)) or 1]  # only queries that are shown
         return preview(first.to_arrow(), title=repr(self).partition("\n")[0], rows=self.rows)
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
@@ -148,7 +148,7 @@ def falling(scores: FloatArray, offsets: IntArray, *, stable: bool = False) -> I
     return np.asarray(within[inside])
 
 
-_FILLED = 256  # places of whole columns that may be filled for one that is wanted
+_FILLED = 256  # most cells of whole columns to fill per requested cell
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +177,7 @@ class CountColumns:
         is_used = np.zeros(width, dtype=bool)
         is_used[columns] = True
         used = np.flatnonzero(is_used)
-        if len(used) * height <= _FILLED * len(columns):  # as a rule: few words in very many documents
+        if len(used) * height <= _FILLED * len(columns):  # usually: few words, very many documents
             place = np.zeros(width, dtype=np.int32)
             place[used] = np.arange(len(used))
             counts: NDArray[np.int32] = self.columns(used)[place[columns], rows]

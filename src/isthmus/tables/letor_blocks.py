@@ -125,7 +125,7 @@ def _dense(data: bytes) -> ParsedRows | None:
     ):
         return None
     if b"\t" in data or b"\v" in data or b"\f" in data or _has_hexadecimals(data):
-        return None  # Arrow reads these more freely than we do
+        return None  # Arrow is more lenient with these
     if not _alternating(data, open_end):
         return None
     table = read_columns(data.translate(_COLON_TO_SPACE), " ", _dense_columns(width, named, open_end))

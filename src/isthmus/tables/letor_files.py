@@ -190,7 +190,7 @@ def _from_cache(file: Path, missing: float) -> Letor | None:
             _keep(cached, table, spool.width, spool.pieces(order, missing))
         for other in set(folder.glob("*.columns")) - set(folder.glob(f"{checksum}-*")):
             other.unlink(missing_ok=True)
-    except (OSError, RuntimeError):  # no room, no right to write, or no home folder
+    except (OSError, RuntimeError):  # disk full, no permission, or no home folder
         return None
     return _open(cached)
 

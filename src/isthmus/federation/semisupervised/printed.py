@@ -269,7 +269,7 @@ class PrintedWorld:
         self.protocol = protocol or Protocol()
         self.streams = streams
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # whoever asks for paper mode is told once, of all its faults
+            warnings.simplefilter("ignore")  # paper mode warns once, of all its faults
             self.world = AnsweringSilos(corpus, streams, self.protocol)
             self.inside = {name: self._inside(name) for name, own in self._own.items() if len(own)}
             self.across = {name: self._across(name) for name in self.inside}

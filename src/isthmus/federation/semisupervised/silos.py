@@ -193,7 +193,7 @@ class Viewer:
                     name: private.read_counts(
                         self._lexica[name],
                         *part,
-                        topics=self._topics if name == "body" else None,  # titles are too short to have any
+                        topics=self._topics if name == "body" else None,  # titles are too short for topics
                         reader="shrink" if self.reader == "topics" else self.reader,
                     )
                     for name, part in released.items()

@@ -161,7 +161,7 @@ class CoTraining:
             secure=self.secure,
             local=self.local(self.epochs, silos=silos),
             model=Model(hidden=self.hidden, scaling=self.scaling),
-            probe=1 if self.strategy.needs_probe else None,  # who holds one brings it along
+            probe=1 if self.strategy.needs_probe else None,  # the probe itself is in `held_out`
             workers=1,
         )
 
@@ -404,7 +404,7 @@ class Conductor:
 
     def _coordinator(self, grid: Grid, silos: int, last: int, begun: bool) -> Coordinator:
         kind, config = self._kind(), self.config.rounds_of(silos, last)
-        if begun:  # a silo that has left since is not waited for
+        if begun:  # do not wait for silos that have left since
             there = min(silos, max(1, len(set(grid.get_node_ids()))))
             rounds = replace(config.rounds, silos=min(config.rounds.silos or there, there))
             config = replace(config, dealing=Dealing(silos=there), rounds=rounds)

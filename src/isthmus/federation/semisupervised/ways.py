@@ -73,7 +73,7 @@ class Ways:
         if not lists:
             yield Way(ANCHORED, "all", self.trained(silos, replace(config, anchor=training.Anchor())))
         yield Way("noise-aware Global", "all", self.trained(self.silos(self.tables.noised), config))
-        for name, labelling in LABELLINGS.items():  # cross pairs are as many as ever
+        for name, labelling in LABELLINGS.items():  # plain epochs: the number of cross pairs does not change
             calibrated = replace(labelling, calibrated=lists and labelling.asks)
             labelled = replace(config, epochs=self.plain.epochs, labelling=calibrated)
             yield Way(name, "all", self.trained(silos, labelled, start))

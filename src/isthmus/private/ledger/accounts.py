@@ -212,7 +212,7 @@ def charge(db: sqlite3.Connection, cost: Cost, peer: str, *, budget: Budget, kin
     release, who = release_of(db, cost), peer_of(db, peer)
     if not collect_fresh(db, release, who, shared=cost.shared):
         return
-    # the document's own sums, where a shared noise counts once, then what it gave to this peer alone
+    # two limits: over all peers, where shared noise counts once, and for this peer alone
     purses = ((EVERYBODY, 1, budget.ceiling), (who, 0, budget.limit(peer)))
     loss, fields = asdict(PrivacyLoss.of(cost.epsilon)), sorted(set(cost.fields))
     bound: list[tuple[PrivacyLoss, dict[str, object]]] = []
@@ -232,7 +232,7 @@ def charge(db: sqlite3.Connection, cost: Cost, peer: str, *, budget: Budget, kin
         over = subjects.overspent(
             db, purse, most=limit * (1 + SLACK), forgotten=budget.forgotten, least=least
         )
-        if over is not None:  # nothing of this transaction is written
+        if over is not None:  # the caller rolls back the transaction
             times, excess = over
             raise BudgetExhausted(peer, times * cost.epsilon, max(0.0, times * cost.epsilon - excess))
 
@@ -423,7 +423,7 @@ def _meaning(db: sqlite3.Connection, epsilon: float, subject: str) -> str:
     """The meaning of a spent ε in plain words; empty if nothing was spent."""
     if not epsilon:
         return ""
-    # only if the word that goes and the word that comes met independent noise in every release
+    # only if every release has independent noise on the replaced word and on the word that replaces it
     (whole,) = db.execute("SELECT count(*) FROM release WHERE NOT halves").fetchone()
     return explain(epsilon, halves=not whole and not subject, subject=subject)
 

@@ -293,7 +293,7 @@ class Ledger:
 
     def _remember(self, cost: Cost, covered: Covered, peer: str) -> None:
         others = [item for item in self._paid.items() if item[0] != (cost, peer)]
-        # replaced as a whole, so that other threads never see it half done
+        # replaced as a whole, so that other threads never see a partial dict
         self._paid = dict([*others[1 - REMEMBERED :], ((cost, peer), covered.frozen())])
 
     def record(

@@ -122,7 +122,7 @@ def check(db: sqlite3.Connection, path: str, heads: Mapping[int, str]) -> int:
         raise DataError(problem, file=path, cure="an older copy was put back; go back to the newest")
     if _digest(db.execute(SQL["linked subjects"])) != belongs:
         raise DataError("whose documents are is not what the ledger's entries say", file=path, cure=CURE)
-    if number:  # else an older Isthmus wrote it, and nothing was written since
+    if number:  # 0: written by an older Isthmus, and not changed since
         _compare(db, path, expected, unlinked)
     return number
 

@@ -28,7 +28,7 @@ def erase(db: sqlite3.Connection, names: Iterable[str], key: bytes) -> int:
             continue
         sealed = _sealed_name(key, name)
         if db.execute("SELECT 1 FROM document WHERE name = ?", (sealed,)).fetchone():
-            sealed = f"{sealed} {row[0]}"  # it was erased before, and came back
+            sealed = f"{sealed} {row[0]}"  # a document of this name was erased before
         db.execute("UPDATE document SET name = ? WHERE id = ?", (sealed, row[0]))
         versions = db.execute("SELECT id, content, text FROM version WHERE document = ?", row).fetchall()
         db.executemany(

@@ -79,12 +79,12 @@ class TallyFile:
                 raise DataError("is no tally of this ledger", file=self.path, cure=CURE)
             if int(line[2]) < tally.number:
                 stream.seek(0)
-                stream.write(bytes(tally))  # as long as before, within one block of the disk
+                stream.write(bytes(tally))  # the same length, within one disk block
                 _synced(stream.fileno())
         self._reached = tally.number
 
 
-_synced = getattr(os, "fdatasync", os.fsync)  # the length stays, so nothing else needs to be on disk
+_synced = getattr(os, "fdatasync", os.fsync)  # data only: the file keeps its length
 
 
 def check(reached: int, file: str | os.PathLike[str], *, expected: int, by: str | os.PathLike[str]) -> None:
@@ -157,7 +157,7 @@ class LedgerStore:
             if not create:
                 cure = "check the path; isthmus sketch build and a node's first start create one"
                 raise DataError("there is no ledger", file=self.path, cure=cure)
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # it names documents
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # private: it names documents
         try:
             self._db = self._connected()
         except sqlite3.DatabaseError as error:
@@ -166,7 +166,7 @@ class LedgerStore:
     def _connected(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, timeout=self._patience, isolation_level=None, check_same_thread=False)
         try:
-            self._patiently(db, "PRAGMA journal_mode=WAL")  # which does not wait by itself
+            self._patiently(db, "PRAGMA journal_mode=WAL")  # this pragma does not wait by itself
             for setting in ("synchronous=FULL", "fullfsync=1", "temp_store=MEMORY", "cache_size=-65536"):
                 db.execute(f"PRAGMA {setting}")
             self._migrate(db)
@@ -194,7 +194,7 @@ class LedgerStore:
     def _migrate(self, db: sqlite3.Connection) -> None:
         if self._level(db) == len(MIGRATIONS):
             return
-        db.execute("BEGIN EXCLUSIVE")  # whoever comes second finds the work done
+        db.execute("BEGIN EXCLUSIVE")  # a second process then finds the migrations done
         try:
             for step in MIGRATIONS[self._level(db) :]:
                 for statement in step:
@@ -208,7 +208,7 @@ class LedgerStore:
 
     def _level(self, db: sqlite3.Connection) -> int:
         """The number of migrations that the file has had."""
-        # Tables first: another process may create them, id and version with them, between these lines.
+        # tables first: another process may create tables, id and version between these statements
         (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (level,) = db.execute("PRAGMA user_version").fetchone()
@@ -253,7 +253,7 @@ class LedgerStore:
                 try:
                     self.tally_file.advance(reached)
                 except OSError as error:
-                    # peers may read these words: they name no file
+                    # peers may see this message, so it names no file
                     raise PrivacyError(
                         f"the tally beside the ledger cannot be written ({error.strerror}); nothing may leave"
                     ) from error
@@ -283,7 +283,7 @@ class LedgerStore:
 
         A ledger without a name, because it is new or from an older Isthmus, gets `name`.
         """
-        recorded = self.tally_file.read()  # first: a ledger that others write to is never behind it
+        recorded = self.tally_file.read()  # first: a ledger that grows meanwhile is never behind it
         with self.reading() as db:
             reached = self.tally(db)
         if reached is None:
@@ -305,7 +305,7 @@ class LedgerStore:
             recorded = self.tally_file.read()
             reached = Tally(name if recorded is None else recorded.ledger, self.number(db))
             if recorded is None:
-                self.tally_file.write(reached)  # first: a ledger with a name and no tally has lost it
+                self.tally_file.write(reached)  # first: a named ledger without a tally counts as damaged
             else:
                 check(reached.number, self.path, expected=recorded.number, by=self.tally_file.path)
             db.execute("INSERT INTO setting VALUES ('ledger', ?)", (reached.ledger,))
