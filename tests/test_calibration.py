@@ -380,6 +380,16 @@ def test_saved_calibrators_answer_the_same(calibrator: Calibrator, tmp_path: Pat
     assert str(again) == str(calibrator)
 
 
+def test_a_calibrator_per_part_of_a_fitted_one_is_saved(tmp_path: Path) -> None:
+    scores, y = scored(400)
+    parts = np.arange(400) % 2
+    fitted = PerPart(Isotonic().fit(scores, y)).fit(scores, y, parts=parts)
+    save_calibrator(fitted, tmp_path / "model")
+    again = load_calibrator(tmp_path / "model")
+    assert isinstance(again, PerPart)
+    assert np.array_equal(again.probabilities(scores, parts=parts), fitted.probabilities(scores, parts=parts))
+
+
 def test_a_file_of_another_version_or_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model"
     save_calibrator(Platt().fit([0.0, 1.0], [0, 1]), path)

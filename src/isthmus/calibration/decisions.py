@@ -94,11 +94,19 @@ class ThresholdCurve:
         rows.
 
         The interval is Clopper and Pearson's for the number of independent rows that would vary as much as
-        the queries do; if queries do not differ, for one row per query.
+        the queries do; if queries do not differ, for one row per query. Raises DataError for a threshold that
+        no row reaches.
         """
         from scipy.special import betaincinv
 
-        at = int(np.flatnonzero(self.thresholds >= threshold)[-1])
+        reached = np.flatnonzero(self.thresholds >= threshold)
+        if not len(reached):
+            highest = self.thresholds.max(initial=0.0)
+            raise DataError(
+                f"no row on validation reaches a probability of {threshold:g}: the highest is {highest:.3f}",
+                cure="take a lower threshold",
+            )
+        at = int(reached[-1])
         rows, precision = float(self.kept[at]), float(self.precision[at])
         queries = rows if self.queries is None else float(self.queries[at])
         spread = rows * precision * (1 - precision) if self.spread is None else float(self.spread[at])

@@ -59,8 +59,8 @@ def unpack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Cal
     release."""
     if header["kind"] not in KINDS:
         raise DataError(f"unknown calibrator {header['kind']!r}", cure="use the Isthmus that wrote it")
-    parameters = {
-        name: unpack(value, {}) if isinstance(value, dict) else value
+    parameters = {  # a calibrator among them is cloned before it learns, and needs no learned values
+        name: unpack({**value, "learned": {}}, {}) if isinstance(value, dict) else value
         for name, value in header["parameters"].items()
     }
     calibrator = KINDS[header["kind"]](**parameters)
