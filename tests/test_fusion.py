@@ -220,6 +220,22 @@ def test_what_absent_documents_get_is_a_visible_choice() -> None:
     assert lowest["b"] < lowest["c"]
 
 
+def test_what_absent_documents_get_counts_with_confidences_too() -> None:
+    """Products cᵢ·sᵢ: 0.8, 0.45 and 0.2 in the first list, 0.9, 0.11 and 0.05 in the second."""
+    first = Run.from_dict({"q": {"a": 1.0, "c": 0.9, "b": 0.5}}).with_probabilities([0.8, 0.5, 0.4])
+    second = Run.from_dict({"q": {"a": 1.0, "b": 0.55, "e": 0.5}}).with_probabilities([0.9, 0.2, 0.1])
+
+    def of(method: str, **options: object) -> dict[str, float]:
+        return fuse([first, second], method, norm="none", **options).to_dict()["q"]
+
+    assert of("comb-mnz-conf", missing="lowest")["c"] == pytest.approx(0.45 + 0.05)
+    assert of("comb-mnz-conf", missing=0.3)["c"] == pytest.approx(0.45 + 0.3)
+    assert of("comb-mult-conf", missing="lowest")["c"] == pytest.approx((1 + 0.45) * (1 + 0.05))
+    assert of("comb-mult-conf", missing=0.3)["e"] == pytest.approx((1 + 0.3) * (1 + 0.05))
+    for method, alone in (("comb-mnz-conf", 0.45), ("comb-mult-conf", 1.45)):
+        assert of(method)["c"] == pytest.approx(alone)
+
+
 def test_mistakes_are_told() -> None:
     with pytest.raises(ConfigError, match="did you mean 'comb-mnz'"):
         fuse([FIRST], "comb-mnx")
@@ -582,6 +598,20 @@ def test_saved_fusers_fuse_the_same(model: Stacked, tmp_path: Path) -> None:
     assert told == [each.to_dict() for each in model.explain(runs, "q001")]
 
 
+@pytest.mark.parametrize(
+    "model",
+    [LogOdds(), Weighted(weights=[1, 2]), Formula("comb_mnz")],
+    ids=lambda model: type(model).__name__,
+)
+def test_fusers_without_judgements_are_saved(model: LogOdds, tmp_path: Path) -> None:
+    runs = [run.with_probabilities(1 / (1 + np.exp(-run.scores))) for run in world(10)[0]]
+    save_fuser(model.unjudged(runs), tmp_path / "fuser")
+    again = load_fuser(tmp_path / "fuser")
+    assert again.fuse(runs) == model.fuse(runs)
+    with pytest.raises(DataError, match="no judgements"):
+        again.threshold_for(0.5)
+
+
 def test_files_that_are_no_fusers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not fitted"):
         save_fuser(Stacked(), tmp_path / "fuser")
@@ -680,6 +710,11 @@ def test_the_threshold_curve_counts() -> None:
     assert curve.threshold_for(0.6, least=1) == 0.7
     many = np.random.default_rng(0).random(50_000)
     assert len(ThresholdCurve.of(many, many > 0.5).thresholds) <= 1_000
+
+
+def test_a_threshold_above_all_probabilities_is_an_error() -> None:
+    with pytest.raises(DataError, match=r"reaches a probability of 0\.95: the highest is 0\.900"):
+        ThresholdCurve.of([0.9, 0.7], [1, 0]).support(0.95)
 
 
 def test_a_threshold_says_what_it_rests_on() -> None:

@@ -8,7 +8,7 @@ negative product would reverse the order; `shift=False` is the formula as printe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -174,13 +174,14 @@ def borda(candidates: Candidates) -> FloatArray:
 
 
 def comb_mnz_conf(candidates: Candidates, *, shift: bool = True) -> FloatArray:
-    """N(d)·Σᵢ cᵢ·sᵢ, c the calibrated probability (paper B, eq. 13)."""
-    return candidates.union.counts * candidates.union.total(_sure_scores(candidates, shift))
+    """N(d)·Σᵢ cᵢ·sᵢ, c the calibrated probability (paper B, eq. 13); `missing` is a product cᵢ·sᵢ."""
+    return candidates.union.counts * _sure_scores(candidates, shift).total()
 
 
 def comb_mult_conf(candidates: Candidates, *, shift: bool = True) -> FloatArray:
-    """Πᵢ (1 + cᵢ·sᵢ) (paper B, eq. 14)."""
-    factors = 1.0 + candidates.union.spread(_sure_scores(candidates, shift), absent=0.0)
+    """Πᵢ (1 + cᵢ·sᵢ) (paper B, eq. 14); `missing` is a product cᵢ·sᵢ."""
+    products = _sure_scores(candidates, shift).matrix()
+    factors = 1.0 + np.where(np.isnan(products), 0.0, products)
     return np.asarray(np.sort(factors, axis=0).prod(axis=0))
 
 
@@ -302,10 +303,10 @@ def _squares(union: Union, cells: int) -> Iterator[tuple[IntArray, NDArray[np.bo
         start += len(block)
 
 
-def _sure_scores(candidates: Candidates, shift: bool) -> list[FloatArray]:
-    """cᵢ·sᵢ of every run's rows."""
+def _sure_scores(candidates: Candidates, shift: bool) -> Candidates:
+    """Return the candidates with cᵢ·sᵢ for the score of every run's rows."""
     pairs = zip(candidates.confidences, candidates.shifted(shift).scores, strict=True)
-    return [chance * score for chance, score in pairs]
+    return replace(candidates, scores=tuple(confidence * score for confidence, score in pairs))
 
 
 def _ranks(run: Run) -> FloatArray:

@@ -26,7 +26,10 @@ class SavedFuser(Bundle):
 
 
 def save_fuser(fuser: Fuser, path: str | PathLike[str]) -> None:
-    """Write a fitted fuser, for `Auto` the method that it chose; RL-Sim's `similar` runs cannot be saved."""
+    """Write a fuser that was fitted or prepared without judgements, for `Auto` the method that it chose.
+
+    RL-Sim's `similar` runs cannot be saved.
+    """
     if not hasattr(fuser, "retrievers_"):
         raise DataError(f"the fuser {fuser.label!r} is not fitted", cure="fit it before saving")
     trials = []
@@ -73,7 +76,8 @@ def _restored(saved: SavedFuser) -> Fuser:
         groups.setdefault(first, {})[rest] = array
     for name, array in groups.pop("learned", {}).items():
         setattr(fuser, name, array if array.ndim else array.item())
-    fuser.curve_ = record_of(ThresholdCurve, groups.pop("curve"))
+    if "curve" in groups:  # one that was fitted on judgements
+        fuser.curve_ = record_of(ThresholdCurve, groups.pop("curve"))
     if isinstance(fuser, LogOdds):
         fuser.calibrators_ = []
     for name, header in saved.header["calibrators"].items():
