@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,47 @@ def test_a_saved_classifier_answers_as_before(fitted: TextClassifier, tmp_path: 
     assert loaded.threshold_for(0.8) == pytest.approx(fitted.threshold_for(0.8))
     with pytest.raises(DataError, match="no classifier"):
         load_classifier(tmp_path)
+
+
+def test_a_loaded_classifier_is_saved_again(fitted: TextClassifier, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "one")
+    load_classifier(tmp_path / "one").save(tmp_path / "two")
+    for name in ("classifier.json", "texts.jsonl"):
+        assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+    texts = [text for text, _ in labelled(5, seed=5)]
+    assert load_classifier(tmp_path / "two").predict(texts) == load_classifier(tmp_path / "one").predict(
+        texts
+    )
+
+
+def test_a_classifier_that_is_fitted_again_forgets_its_first_fit(tmp_path: Path) -> None:
+    first, second = (
+        read_labelled(as_csv(tmp_path / f"{seed}.csv", labelled(80, seed=seed))) for seed in (1, 2)
+    )
+    twice = TextClassifier(folds=2).fit(first)
+    texts = [text for text, _ in labelled(5, seed=5)]
+    twice.predict(texts)
+    twice.save(tmp_path / "model")
+    once = TextClassifier(folds=2).fit(second)
+    assert twice.fit(second).predict(texts) == once.predict(texts)
+    assert twice.curve_.kept.tolist() == once.curve_.kept.tolist()
+
+
+def test_labels_without_a_training_text_are_saved_too(tmp_path: Path) -> None:
+    data = read_labelled(as_csv(tmp_path / "train.csv", labelled(80)))
+    about = {"travel": "a train, a ship and a hotel", **{name: " ".join(WORDS[name]) for name in data.names}}
+    right = from_lists([[label + 1] for (label,) in data.label_lists], 5)
+    wider = replace(data, labels=right, names=tuple(about), descriptions=tuple(about.values()))
+    classifier = TextClassifier(folds=2).fit(wider)
+    classifier.save(tmp_path / "model")
+    loaded = load_classifier(tmp_path / "model")
+    assert loaded.data_.names == ("travel", *data.names)
+    assert loaded.data_.descriptions == tuple(about.values())
+    texts = ["a hotel by the train", "the ship and the match"]
+    before, after = classifier.predict(texts), loaded.predict(texts)
+    assert len(before["0"].documents) == 5
+    assert after.documents.tolist() == before.documents.tolist()
+    assert after.required_probabilities == pytest.approx(before.required_probabilities)
 
 
 def test_the_command_line_learns_predicts_and_evaluates(tmp_path: Path) -> None:

@@ -278,6 +278,17 @@ def as_json_lines(path: Path, data: LabelledTexts) -> Path:
     return path
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_classifier_of_another_kind_is_not_overwritten(begun: bool, tmp_path: Path) -> None:
+    other = tmp_path / "classifier.json"
+    other.write_text('{"format": 1, "encoder": "lsa"}')
+    if begun:
+        (tmp_path / "fit.json").write_text('{"fingerprint": "another"}')
+    with pytest.raises(DataError, match="another kind"):
+        MultiLabelClassifier(folds=2).fit(labelled(30, 4), tmp_path)
+    assert json.loads(other.read_text())["encoder"] == "lsa"
+
+
 def test_a_fit_that_was_killed_goes_on_behind_its_last_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

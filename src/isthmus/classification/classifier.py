@@ -118,6 +118,8 @@ class TextClassifier:
         self.stack_ = Stacked(calibrator=curve, single_label=True, final=curve)
         self.held_out_ = self.stack_.fit_fuse(runs, judged.qrels, name="held out")
         self.data_ = data
+        for name in ("panel_", "curve_"):  # of an earlier fit
+            self.__dict__.pop(name, None)
         return self
 
     @cached_property
@@ -142,7 +144,6 @@ class TextClassifier:
         data, home = self._fitted(), Path(folder)
         home.mkdir(parents=True, exist_ok=True)
         settings, texts, stack = (home / name for name in FILES)
-        curve = report_of(self.held_out_, data.qrels, data.names).curve
         about = {
             "format": FORMAT,
             "encoder": self.encoder,
@@ -150,7 +151,7 @@ class TextClassifier:
             "seed": self.seed,
             "descriptions": dict(zip(data.names, data.descriptions, strict=True)),
             "first answers": {
-                name: getattr(curve, name).tolist() for name in ("thresholds", "kept", "relevant")
+                name: getattr(self.curve_, name).tolist() for name in ("thresholds", "kept", "relevant")
             },
         }
         settings.write_text(json.dumps(about, ensure_ascii=False, indent=1), encoding="utf-8")
@@ -224,7 +225,7 @@ def load_classifier(folder: str | PathLike[str]) -> TextClassifier:
         columns = {name: np.array(values, float) for name, values in about["first answers"].items()}
         total = float(columns["relevant"].max(initial=0.0))
         classifier.__dict__["curve_"] = ThresholdCurve(**columns, total=total)
-        classifier.data_ = read_labelled(texts, descriptions=about["descriptions"])
+        classifier.data_ = read_labelled(texts).of(about["descriptions"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise

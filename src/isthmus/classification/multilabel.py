@@ -212,17 +212,23 @@ class Stages:
     folder: Path | None
 
     def begin(self, fingerprint: str) -> None:
-        """Drop stored stages unless they are of an unfinished fit of the same data and settings."""
+        """Drop stored stages unless they are of an unfinished fit of the same data and settings.
+
+        Raises DataError if the folder has a classifier of another kind.
+        """
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        mark = self.folder / "fit.json"
+        mark, model = self.folder / "fit.json", self.folder / "classifier.json"
+        if model.exists() and not is_multilabel(self.folder):
+            cure = "give a folder of its own, or remove the other classifier"
+            raise DataError("is a classifier of another kind", file=model, cure=cure)
         try:
             begun = json.loads(mark.read_bytes())["fingerprint"]
         except (OSError, ValueError, KeyError, TypeError):
             begun = None
-        if begun != fingerprint or (self.folder / "classifier.json").exists():
-            (self.folder / "classifier.json").unlink(missing_ok=True)
+        if begun != fingerprint or model.exists():
+            model.unlink(missing_ok=True)
             if begun is not None:  # without a mark, folders of these names are not ours to delete
                 self._drop("stage-", "model-")
             write_whole(mark, json.dumps({"fingerprint": fingerprint}).encode())

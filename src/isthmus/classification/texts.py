@@ -118,6 +118,17 @@ class LabelledTexts:
             features=None if self.features is None else self.features[chosen],
         )
 
+    def of(self, descriptions: Mapping[str, str]) -> LabelledTexts:
+        """Return the same texts under the labels of `descriptions`, in that order, and then any others.
+
+        Labels that no text has are included, so that a ranker of label texts ranks them too.
+        """
+        names = tuple(dict.fromkeys((*descriptions, *self.names)))
+        place = {name: at for at, name in enumerate(names)}
+        lists = [[place[self.names[at]] for at in row] for row in self.label_lists]
+        about = tuple(descriptions.get(name, "") for name in names)
+        return replace(self, labels=from_lists(lists, len(names)), names=names, descriptions=about)
+
     def split(self, name: str) -> LabelledTexts:
         """The texts of one of the owner's splits."""
         return self.take(np.array([split == name for split in self.splits], dtype=bool))
