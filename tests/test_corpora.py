@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections import Counter
@@ -446,6 +447,20 @@ class TestFeatureRows:
         assert fold.validation.queries == ("20", "21")
         assert fold.test.queries == ("30", "31")
         assert load_letor(folder, split="test").queries == ("50", "51")
+
+    def test_parts_may_be_compressed(self, tmp_path: Path) -> None:
+        rotating, single, train = (tmp_path / name for name in ("rotating", "single", "train"))
+        packed = {rotating / f"S{part}.txt.gz": rows(10 * part) for part in range(1, 6)}
+        packed |= {single / f"{name}.txt.gz": rows(at) for at, name in enumerate(("train", "test"), 1)}
+        packed[train / "train.txt.gz"] = rows(1, 6)
+        for file, text in packed.items():
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(gzip.compress(text.encode()))
+        assert load_folds(rotating)[3].test.queries == ("30", "31")
+        assert len(load_letor(rotating)) == 10
+        (fold,) = load_folds(single)
+        assert fold.test.queries == ("2", "3")
+        assert len(load_letor(train)) == 6
 
     def test_folders_of_folds(self, tmp_path: Path) -> None:
         parts = {"train.txt": rows(1, 3), "vali.txt": rows(4), "test.txt": rows(6)}

@@ -11,6 +11,8 @@ validation and test parts. A folder of feature rows has one of
   the next and tests on the last, which are the official folds;
 - `NAME.train` and `NAME.test` (LightGBM's example): one fold with an empty validation part;
 - `train.txt` alone, which is read like a single file.
+
+Each `.txt` may be compressed, as `.txt.gz`.
 """
 
 from __future__ import annotations
@@ -134,7 +136,7 @@ def load_folds(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> tuple[
     path = locate(named, FEATURES)
     if path.is_dir() and any(path.glob("Fold*/")):
         return read_letor_folds(path)
-    if path.is_dir() and (path / "S1.txt").is_file():
+    if path.is_dir() and _file(path, "S1.txt").is_file():
         return rotated_folds(_rotating(path))
     parts = _parts(path)
     if "test" in parts:
@@ -156,17 +158,17 @@ def _parts(path: Path) -> dict[str, Letor]:
         return {"train": read_letor(path)}
     if (path / "Fold1").is_dir():
         return _split_parts(read_letor_fold(path / "Fold1"))
-    if (path / "S1.txt").is_file():
+    if _file(path, "S1.txt").is_file():
         return _split_parts(rotated_folds(_rotating(path))[0])
     train, test = (sorted(path.glob(f"*.{part}")) for part in ("train", "test"))
     if len(train) == len(test) == 1:
         tables = [read_letor(file[0]) for file in (train, test)]
         width = max(table.width for table in tables)
         return dict(zip(("train", "test"), (table.widened(width) for table in tables), strict=True))
-    if (path / "test.txt").is_file():
+    if _file(path, "test.txt").is_file():
         return _split_parts(read_letor_fold(path))
-    if (path / "train.txt").is_file():
-        return {"train": read_letor(path / "train.txt")}
+    if _file(path, "train.txt").is_file():
+        return {"train": read_letor(_file(path, "train.txt"))}
     raise DataError(
         "no feature rows that Isthmus knows",
         file=path,
@@ -179,7 +181,13 @@ def _split_parts(fold: Fold) -> dict[str, Letor]:
 
 
 def _rotating(folder: Path) -> list[Letor]:
-    return [read_letor(folder / f"S{number}.txt") for number in range(1, 6)]
+    return [read_letor(_file(folder, f"S{number}.txt")) for number in range(1, 6)]
+
+
+def _file(folder: Path, name: str) -> Path:
+    """Return the path of a file, or of the compressed one if only that is there."""
+    plain, packed = folder / name, folder / f"{name}.gz"
+    return packed if packed.is_file() and not plain.is_file() else plain
 
 
 def _together(parts: dict[str, Letor], *, name: str) -> Letor:
