@@ -7,6 +7,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from isthmus.errors import DataError, FederationError, PrivacyError, ProtocolError
+from isthmus.federation.deployment import client
+from isthmus.federation.registration import Registration
 from isthmus.federation.runtimes import (
     DELIVERIES,
     PATIENCE,
@@ -19,6 +21,9 @@ from isthmus.federation.runtimes import (
     encode,
     number_of,
 )
+from isthmus.federation.settings import Rounds
+from isthmus.private.ledger import Budget, Ledger
+from isthmus.tables import Letor, write_letor
 
 SILOS = ("south", "north")
 
@@ -127,6 +132,33 @@ def test_a_silo_that_falls_silent_is_gone(grid, clock):
     assert list(grid.get_node_ids()) == [3]
     (reply,) = grid.pull_messages(pushed)
     assert (reply.metadata.src_node_id, reply.error.reason) == (2, "the silo north is gone")
+
+
+def test_a_silo_that_was_gone_at_registration_is_asked_again(grid, clock, tmp_path):
+    rows = Letor.of(["q1"] * 3, [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [0, 1, 2])
+    write_letor(rows, tmp_path / "rows.txt")
+    ends = {}
+    for name in SILOS:
+        Ledger(tmp_path / name, Budget()).close()
+        config = {"silo": name, "data": str(tmp_path / "rows.txt"), "ledger": str(tmp_path / name)}
+        ends[name] = SiloEnd(client, config, report=[].append)
+
+    def answering(*names):
+        def wait(seconds):
+            clock.now += PATIENCE + 1
+            for name in names:
+                if order := grid.fetch(name):
+                    grid.deliver(name, ends[name].answer(order))
+
+        return wait
+
+    registration = Registration("zscore", Rounds())
+    grid._changed.wait = answering("south")
+    assert registration.gather(grid, 2) == {"south": 3}
+    grid.fetch("north")
+    grid.fetch("south")
+    grid._changed.wait = answering("north", "south")
+    assert registration.gather(grid, 2) == {"north": 2, "south": 3}
 
 
 def test_a_reply_is_taken_from_the_silo_that_was_asked(grid):

@@ -44,6 +44,9 @@ MOST_BYTES, MOST_SETTINGS = 1 << 31, 16 << 20
 """Largest size in bytes of the arrays of a record, and of the settings of an order."""
 MOST_FIELDS, A_NUMBER = 100_000, 256
 """Most fields of a message (an array has six), and most bytes of memory for a byte of packed numbers."""
+GONE = 3
+"""Code of the error that a grid returns for a silo without contact."""
+_UNREACHED = (GONE, 4, 5)  # in Flower's grids, 3 to 5: a message, a reply or a node is unavailable
 _FIXED = {1: 8, 5: 4}
 _TEXTS = (9, 12)
 _PAUSE = 0.2  # seconds between two checks for replies
@@ -301,7 +304,7 @@ class GridCarrier:
 
     def __call__(
         self, questions: Mapping[Any, flower.RecordDict], *, deadline: float, enough: int
-    ) -> Iterator[tuple[Any, flower.Message | FederationError]]:
+    ) -> Iterator[tuple[Any, flower.Message | Exception]]:
         messages = [
             flower.Message(content, self.nodes[silo], self.kind) for silo, content in questions.items()
         ]
@@ -319,13 +322,15 @@ def connected(grid: flower.Grid, expected: int, deadline: float) -> list[int]:
 
 def by_silo(
     replies: Iterable[flower.Message], names: Mapping[int, Any]
-) -> Iterator[tuple[Any, flower.Message | FederationError]]:
-    """Yield the silo and the reply of every message; an error reply becomes a FederationError."""
+) -> Iterator[tuple[Any, flower.Message | Exception]]:
+    """Yield the silo and the reply of every message; an error reply becomes a FederationError, or a
+    TimeoutError if the silo was not reached."""
     for reply in replies:
         silo = names.get(reply.metadata.src_node_id)
         if reply.has_error():
             reason = (reply.error.reason or "no reason given").strip().splitlines()[-1]
-            yield silo, FederationError(f"failed: {reason[:200]}")
+            kind = TimeoutError if reply.error.code in _UNREACHED else FederationError
+            yield silo, kind(f"failed: {reason[:200]}")
         else:
             yield silo, reply
 

@@ -30,7 +30,10 @@ class RegisteredSilo:
 
 
 class Registration:
-    """The silos registered so far. Nodes may come and go; a silo is asked to describe itself once."""
+    """The silos registered so far. Nodes may come and go.
+
+    A silo is asked once to describe itself, and again only if it could not be reached in time.
+    """
 
     def __init__(self, scaling: str, rounds: Rounds) -> None:
         self.silos: dict[str, RegisteredSilo] = {}

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from isthmus.errors import FederationError, MissingExtra, PrivacyError
 from isthmus.federation import flower
-from isthmus.federation.messages import decode, encode
+from isthmus.federation.messages import GONE, decode, encode
 from isthmus.rankers import one_blas_thread
 
 T = TypeVar("T")
@@ -285,7 +285,7 @@ DELIVERIES = 3
 """Number of times that a message is handed out before its silo counts as failed."""
 REMEMBERED = 4
 """Number of runs with stored state, and of messages with stored answers, per silo."""
-_FAILED, _GONE = 2, 3
+_FAILED = 2
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -438,7 +438,7 @@ class RemoteGrid(flower.NodeGrid):
         for name, silo in self._silos.items():
             for order in silo.orders.values():
                 if order.reply is None and now - max(silo.last_contact, order.pushed) > PATIENCE:
-                    order.reply = self._error(order, _GONE, f"the silo {name} is gone")
+                    order.reply = self._error(order, GONE, f"the silo {name} is gone")
 
     def _error(self, order: _Order, code: int, reason: str) -> flower.Message:
         return flower.Message(flower.Error(code, reason), reply_to=order.message)
