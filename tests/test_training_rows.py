@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -77,13 +80,20 @@ def test_joined_rows_stand_with_their_queries() -> None:
     assert len(kept.weights) == kept.rows
 
 
+def test_joined_rows_are_torn_if_a_part_is() -> None:
+    whole, torn = (TrainingRows.of_letor(replace(table(20), torn=torn)) for torn in (False, True))
+    assert TrainingRows.joined([whole, torn]).torn
+    assert not TrainingRows.joined([whole, whole]).torn
+
+
 def test_columns_must_fit() -> None:
     with pytest.raises(DataError, match="3 weights for 40 rows"):
         TrainingRows.of_letor(table(), weights=np.ones(3))
 
 
-def test_trees_see_the_weights() -> None:
-    pytest.importorskip("lightgbm")
+@pytest.mark.parametrize("library", ["lightgbm", "xgboost"])
+def test_trees_see_the_weights(library: Any) -> None:
+    pytest.importorskip(library)
     letor, misleading = table(400, prefix="a"), table(400, seed=9, prefix="b")
     flipped = Letor.of(misleading._query_column, misleading.features, 2 - misleading.grades)
 
@@ -92,9 +102,9 @@ def test_trees_see_the_weights() -> None:
             TrainingRows.of_letor(letor, weights=np.ones(400)),
             TrainingRows.of_letor(flipped, weights=np.full(400, weight)),
         ]
-        return (
-            LambdaMART(trees=20, options={"min_data_in_leaf": 5}).fit(TrainingRows.joined(parts)).score(letor)
-        )
+        options = {"min_data_in_leaf": 5} if library == "lightgbm" else {}
+        ranker = LambdaMART(library=library, trees=20, options=options)
+        return ranker.fit(TrainingRows.joined(parts)).score(letor)
 
     right, wrong = (np.corrcoef(fitted(weight), letor.grades)[0, 1] for weight in (0.0, 5.0))
     assert right > 0.5 > wrong

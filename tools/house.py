@@ -33,7 +33,7 @@ LONGEST = 60
 """Most code lines of a function, without its docstring."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 53_316,  # assistants, pipelines, operators; who may see what; attached engines; labels
+    "src/isthmus": 53_320,  # assistants, pipelines, operators; who may see what; attached engines; labels
     "benchmarks": 2_690,  # a node beside its peers at two sizes, its growth; stand-ins; the audit log
     "docs": 347,  # the reference's folders, trackers too; how a node grows, as a plot beside tantivy
     "reproduce": 7_006,  # verdicts; a tuned encoder; hypotheses; CS-F-LTR as printed; looks at small sets
@@ -64,7 +64,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/partition.py": 241,  # how many silos
     "src/isthmus/private": 5_116,  # masks; a ledger with chained entries; budgets of subjects; public words
     "src/isthmus/randomness.py": 24,
-    "src/isthmus/rankers": 803,  # losses against a baseline
+    "src/isthmus/rankers": 807,  # losses against a baseline; weights of lists
     "src/isthmus/report": 594,  # what a notebook shows of a table, once; time left; trackers, TensorBoard
     "src/isthmus/retrieval": 474,  # collection statistics in one place; cells of queries remembered
     "src/isthmus/service": 17_278,  # who may see what, until it leaves; engines; learning; assistants

@@ -53,7 +53,8 @@ class TrainingRows(Letor):
 
     @classmethod
     def joined(cls, parts: Sequence[TrainingRows]) -> TrainingRows:
-        """Join the rows of all parts; rows of one query are in the order of the parts."""
+        """Join the rows of all parts; rows of one query are in the order of the parts. The table is torn if a
+        part is."""
         names = Ids.concat([part._query_column for part in parts])
         queries, groups, _ = group(names)
         order = np.argsort(groups, kind="stable")
@@ -67,6 +68,7 @@ class TrainingRows(Letor):
             frozen(several([part.features for part in parts])[order]),
             frozen(several([part.grades for part in parts])[order]),
             Ids.concat([part.ids for part in parts])[order],
+            torn=any(part.torn for part in parts),
             weights=_column(several(weights)[order]),
             targets=_column(targets),
         )

@@ -165,9 +165,15 @@ def tree_library(name: str) -> Any:
 
 
 def xgboost_matrix(letor: Letor) -> Any:
-    """Convert the table, lists included, to XGBoost's training matrix."""
-    library = tree_library("xgboost")
-    return library.DMatrix(letor.features, label=letor.grades, group=_group_sizes(letor), nthread=1)
+    """Convert the table, lists included, to XGBoost's training matrix.
+
+    XGBoost has one weight per list: the mean of its rows' weights.
+    """
+    library, sizes, weights = tree_library("xgboost"), _group_sizes(letor), None
+    if isinstance(letor, TrainingRows) and letor.weights is not None:
+        sums = np.bincount(letor.query_of_row, letor.weights, len(letor))
+        weights = sums[np.diff(letor.offsets) > 0] / sizes
+    return library.DMatrix(letor.features, label=letor.grades, weight=weights, group=sizes, nthread=1)
 
 
 def check_trainable(letor: Letor) -> None:
