@@ -22,6 +22,7 @@ from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import SiloAddress
+from isthmus.service.wire import Answer, Hit, SiloStatus
 from searching_silos import NORTH, OPEN, searching
 from silo_stand_in import StandIn
 
@@ -93,6 +94,16 @@ def test_a_document_that_cannot_be_opened_has_its_snippet(broker):
     assert {each.metadata["whole"] for each in opened} == {True}
     assert {each.metadata["whole"] for each in shown} == {False}
     assert not any(each.metadata["withheld"] for each in shown)
+
+
+def test_ids_have_no_letters_that_nobody_sees():
+    hit = Hit(document="a\u2028b\U000e0041", silo="north", probability=None, score=1.0, title="a")
+    answer = Answer.model_construct(hits=[hit], silos=[SiloStatus(silo="north", status="answered")])
+    (passage,) = Passages("http://127.0.0.1:1")._passages(answer, {})
+    assert passage.address == "north/a%E2%80%A8b%F3%A0%81%81"
+    plain = answer.model_copy(update={"hits": [hit.model_copy(update={"document": "papers/a b.md"})]})
+    (passage,) = Passages("http://127.0.0.1:1")._passages(plain, {})
+    assert passage.address == "north/papers/a b.md"
 
 
 def test_without_ir_datasets_its_names_say_what_to_install(monkeypatch):

@@ -277,6 +277,18 @@ def test_hits_of_own_lists_are_counted_by_silo_and_in_groups_of_many_queries():
             silos["silo1"].answer(OwnHitsByCell(*scale, ones, wrong))
 
 
+def test_places_without_a_hit_do_not_fill_a_group_of_own_hits():
+    """The silo whose places they are refuses, and without it there is no sum."""
+    silos = dealt(made_rows(candidates=6), 3)
+    scale = np.zeros(len(COLUMNS)), np.ones(len(COLUMNS))
+    cells = np.full((3 * 60, HITS), -1.0)
+    cells[60:120, 0] = np.where(np.bincount(silos["silo1"].query, minlength=60) > 0, 0, -1)
+    assert silos["silo1"].answer(OwnHitsByCell(*scale, np.ones((1, len(COLUMNS))), cells)).any()
+    cells[60:120, HITS - 1] = 0
+    with pytest.raises(ProtocolError, match="no hit"):
+        silos["silo1"].answer(OwnHitsByCell(*scale, np.ones((1, len(COLUMNS))), cells))
+
+
 def test_learning_never_asks_for_a_group_of_few_queries():
     silos = dealt(made_rows(), 3)
     for rows in silos.values():
@@ -543,7 +555,7 @@ def lists_in_which_relevant_hits_stand_out():
     order = np.argsort(-margins, axis=1)
     margins, relevant = (np.take_along_axis(each, order, axis=1) for each in (margins, relevant))
 
-    lists = RankedLists(margins, rng.normal(size=(200, 2)), np.arange(200) % 5)
+    lists = RankedLists(margins, rng.normal(size=(200, 2)), np.arange(200) % 5, np.zeros(200, dtype=int))
     return lists, relevant, totals_of(relevant[:, :HITS])
 
 
@@ -562,7 +574,7 @@ def test_hits_of_lists_that_are_all_alike_differ_still():
     margins = np.full((50, LIST), -np.inf)
     margins[:, 0], margins[:, 1:14] = 1.0, 0.5
     relevant = np.arange(HITS) == np.zeros((50, 1))
-    lists = RankedLists(margins, np.tile([0.7, 3.0], (50, 1)), np.arange(50) % 5)
+    lists = RankedLists(margins, np.tile([0.7, 3.0], (50, 1)), np.arange(50) % 5, np.zeros(50, dtype=int))
     line, _ = fit_calibration(lists, totals_of(relevant), least=10)
     first, second = line(margins[0, :2], lists.profiles[0])
     assert first > 0.5
@@ -598,7 +610,7 @@ def test_caution_ends_where_it_is_why_probabilities_are_dishonest(monkeypatch):
 def test_hits_that_are_all_alike_get_the_base_rate():
     """Nothing tells their hits apart: neither what stands out nor a profile."""
     margins, relevant = np.zeros((40, LIST)), np.arange(400).reshape(40, HITS) % 5 == 0
-    lists = RankedLists(margins, np.ones((40, 2)), np.arange(40) % 4)
+    lists = RankedLists(margins, np.ones((40, 2)), np.arange(40) % 4, np.zeros(40, dtype=int))
     line, honesty = fit_calibration(lists, totals_of(relevant), least=10)
     np.testing.assert_allclose(line(lists.margins[:, :HITS], lists.profiles[:, None]), 0.2, atol=0.005)
     assert honesty["after"].ece < 0.02
@@ -619,7 +631,7 @@ def test_few_queries_do_not_make_a_calibration_steep():
     for _ in range(12):
         margins = -np.sort(-rng.normal(size=(22, 20)), axis=1)
         relevant = rng.random((22, HITS)) < 1 / (1 + np.exp(-0.5 * margins[:, :HITS]))
-        lists = RankedLists(margins, rng.normal(size=(22, 2)), np.arange(22) % 2)
+        lists = RankedLists(margins, rng.normal(size=(22, 2)), np.arange(22) % 2, np.zeros(22, dtype=int))
         line, _ = fit_calibration(lists, totals_of(relevant), least=10)
         slopes.append(line.slope * margins[:, :HITS].std())
     assert min(slopes) > 0.02

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import struct
 import subprocess
 from argparse import Namespace
 from importlib.util import find_spec
@@ -147,3 +149,13 @@ def test_without_mlflow_it_is_named_before_the_work(tmp_path, capsys):
     assert main(["train", "synthetic", "--mlflow", "--out", str(tmp_path / "run")]) == 1
     assert "pip install mlflow" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_beyond_four_bytes_does_not_end_a_run(tmp_path):
+    with tracking([TensorBoard(tmp_path)], "diverged", {}) as tracked:
+        tracked.record(1, {"train/loss": 1e39})
+        tracked.record(2, {"train/loss": -1e39})
+    (file,) = (tmp_path / "diverged").iterdir()
+    content = file.read_bytes()
+    assert struct.pack("<f", math.inf) in content
+    assert struct.pack("<f", -math.inf) in content

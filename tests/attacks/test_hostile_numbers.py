@@ -372,6 +372,15 @@ def test_a_node_keeps_the_old_model_when_the_broker_sends_an_impossible_one(sett
         assert scores(node) == before
 
 
+@pytest.mark.parametrize("name", ["knots", "slopes"])
+def test_a_curve_of_another_shape_is_refused_where_only_short_queries_use_it(name):
+    whole = SearchModel.from_bytes(model())
+    curve = getattr(whole.calibration, name)[:, None]
+    bad = replace(whole, baseline=replace(whole, calibration=replace(whole.calibration, **{name: curve})))
+    with pytest.raises(ProtocolError):
+        SearchModel.from_bytes(bad.to_bytes())
+
+
 def test_a_model_is_tried_on_a_query_before_it_replaces_the_old_one(settings, monkeypatch):
     """Whatever its numbers are, if a search fails with it."""
     with opened(settings) as node:

@@ -24,6 +24,7 @@ from isthmus.learning import (
     GainsOf,
     HitsByCell,
     LossSums,
+    OwnHitsByCell,
     RelevantOf,
     Start,
     answer_of,
@@ -148,6 +149,40 @@ def test_groups_of_hits_are_of_many_queries(tmp_path, monkeypatch):
         cells = np.where(np.array(QUERIES)[:, None] == TARGET, 1.0, 0.0) * np.ones(HITS)
         with pytest.raises(ProtocolError):
             ask(node, HitsByCell(ZEROS, ONES, BY_BM25, best, cells), session)
+
+
+def own_lists(hits=3):
+    """Three silos' own lists, the first hits of each in one group."""
+    cells = np.full((3 * len(QUERIES), HITS), -1.0)
+    cells[:, :hits] = 0
+    return cells
+
+
+def of_own_lists(node, cells):
+    _, session = prepare(node, QUERIES)
+    return ask(node, OwnHitsByCell(ZEROS, ONES, BY_BM25, cells), session)
+
+
+def test_lists_of_silos_that_are_not_there_are_refused(tmp_path, monkeypatch):
+    """Groups filled with their places would be one silo's, and a short message could ask for very many."""
+    with a_silo(tmp_path, monkeypatch) as node:
+        assert of_own_lists(node, own_lists())[0] > 0
+        size = len(QUERIES)
+        for tables in (2, 4, 500):
+            cells = np.full((tables * size, HITS), -1.0)
+            cells[:size, 0] = np.arange(size)
+            cells[-size:, 1:] = (np.arange(size)[:, None] + np.arange(1, HITS)) % size
+            with pytest.raises(ProtocolError, match="other silos"):
+                of_own_lists(node, cells)
+
+
+def test_a_group_of_one_silos_own_hits_is_refused(tmp_path, monkeypatch):
+    with a_silo(tmp_path, monkeypatch) as node:
+        for alone in (slice(0, len(QUERIES)), slice(0, 2 * len(QUERIES))):
+            cells = own_lists()
+            cells[alone, 0] = 1
+            with pytest.raises(ProtocolError, match="fewer than 3 silos"):
+                of_own_lists(node, cells)
 
 
 def test_gains_are_of_unnamed_queries(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from isthmus.asking import Silos, TooFew
 from isthmus.errors import IsthmusError, ProtocolError
 from isthmus.learning import (
     COLUMNS,
+    PROFILE,
     HitCalibration,
     LearningOptions,
     SearchModel,
@@ -199,6 +200,35 @@ def test_hits_of_all_silos_have_probabilities_whatever_one_says(score, margin):
     lists = [merger.hits(answer) for answer in answers.values()]
     assert all(0 <= hit.probability <= 1 for hits in lists for hit in hits)
     assert {hit.silo for hit in in_order(lists)} == {"one", "bad"}
+
+
+@pytest.mark.parametrize("silos", [1, 2, 3])
+def test_margins_for_which_calibrations_disagree_make_no_probability_no_number(silos):
+    """Those of one silo's lists surely relevant, those of all silos' surely not."""
+    model = a_model()
+    sure, never = (replace(model.calibration, start=start) for start in (1e4, -1e4))
+    for whole, single in ((sure, never), (never, sure)):
+        mixed = replace(model, calibration=whole, single=single, silos=3)
+        probabilities = mixed.probabilities(np.array([1.0, 0.0]), np.zeros(len(PROFILE)), silos)
+        assert ((probabilities >= 0) & (probabilities <= 1)).all()
+
+
+def test_an_explanation_that_adds_up_to_no_number_is_left_out():
+    share = wire.Evidence(retriever="start", raw=None, probability=None, weight=None, contribution=1.7e308)
+
+    def explained(silo, parts):
+        answer = an_answer(silo)
+        hits = [hit.model_copy(update={"explanation": parts}) for hit in answer.hits]
+        return answer.model_copy(update={"hits": hits})
+
+    bad = explained("bad", [share, share])
+    good = explained("one", [share.model_copy(update={"contribution": 0.5})])
+    merger = Merger.of(a_model(), "v1", {"bad": bad, "one": good})
+    ((left_out,), (kept,)) = merger.hits(bad), merger.hits(good)
+    assert left_out.explanation is None
+    assert sum(part.contribution for part in kept.explanation) == pytest.approx(
+        np.log(kept.probability / (1 - kept.probability))
+    )
 
 
 @pytest.mark.parametrize("version", ["x" * 41, "<img src=x>", "a\nb"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -156,6 +157,21 @@ def test_waiting_a_failure_and_no_answer_are_said(browser, silos):
         page.unroute("**/v1/search**")
         page.keyboard.press("Enter")
         page.locator(".hit").first.wait_for()
+
+
+def test_a_link_that_is_no_address_costs_no_hit(browser, silos):
+    """A silo chooses its links, and the address of one may not be one."""
+
+    def broken(route):
+        answer = route.fetch()
+        route.fulfill(response=answer, body=re.sub(r'"link": ?""', '"link": "http://["', answer.text()))
+
+    with page_at(browser, silos, "silos") as page:
+        page.route("**/v1/search**", broken)
+        page.goto(f"{silos.http.base_url}/#/search?q=tidal")
+        page.locator(".hit").first.wait_for()
+        assert page.get_by_role("alert").count() == 0
+        assert page.locator(".document-acts a").count() == 0
 
 
 def test_silos_are_shown_as_they_answer_and_a_search_without_events_is_the_same(browser, silos):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from isthmus.errors import ServiceError, SiloUnavailable
 from isthmus.service import DEFAULT_URL, Answer, AsyncClient, Client, Hit, OpenedDocument, one_line, visible
@@ -93,4 +94,5 @@ def _passage(answer: Answer, hit: Hit, opened: OpenedDocument | None) -> Passage
     text = hit.snippet if opened is None else opened.body
     order = hit.score if hit.probability is None else hit.probability
     readable = visible(hit.title if text is None else text)  # models get no text that people cannot see
-    return Passage(f"{hit.silo}/{hit.document}", readable, order, metadata)
+    name = hit.document if one_line(hit.document) == hit.document else quote(hit.document, errors="replace")
+    return Passage(f"{hit.silo}/{name}", readable, order, metadata)

@@ -21,9 +21,9 @@ together, which is more than a rescaling of z.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from isthmus.learning.columns import HITS, MEAN, PROFILE, shapes
 from isthmus.learning.model import HitCalibration, bent, pieces, standardised
 from isthmus.learning.record import Honesty
 from isthmus.logistic import likelihood_sums, newton, newton_steps, newton_together
+from isthmus.private import LEAST_MEMBERS
 from isthmus.randomness import Streams
 
 GATES = (-9.0, -1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 9.0)
@@ -97,11 +98,13 @@ Totals = Callable[[IntArray], FloatArray]
 
 @dataclass(frozen=True, eq=False)
 class RankedLists:
-    """The merged lists of judged queries: margins of shape (queries, LIST), queries' columns and folds."""
+    """The merged lists of judged queries: margins of shape (queries, LIST), queries' columns and folds; or
+    every silo's own lists, one table after the other, with the position of the `silo` of each."""
 
     margins: FloatArray
     of_query: FloatArray
     fold: IntArray
+    silo: IntArray
 
     @property
     def profiles(self) -> FloatArray:
@@ -120,7 +123,17 @@ class RankedLists:
 
     def take(self, rows: IntArray | NDArray[np.bool_]) -> RankedLists:
         """Return some of the queries."""
-        return RankedLists(self.margins[rows], self.of_query[rows], self.fold[rows])
+        return RankedLists(self.margins[rows], self.of_query[rows], self.fold[rows], self.silo[rows])
+
+    @cached_property
+    def least_silos(self) -> int:
+        """The number of silos whose lists a group of hits must come from, so that no total is one silo's."""
+        return min(LEAST_MEMBERS, len(np.unique(self.silo)))
+
+    def from_enough(self, rows: Iterable[int], least: int) -> bool:
+        """Whether these are at least so many lists, of enough silos."""
+        lists = set(rows)
+        return len(lists) >= least and len({int(self.silo[each]) for each in lists}) >= self.least_silos
 
     def with_missing(self, probabilities: FloatArray) -> RankedLists:
         """Return `DRAWS` copies of the lists with hits left out at random, each with its probability;
@@ -131,8 +144,8 @@ class RankedLists:
             left_out &= np.isfinite(self.margins)
             rest = -np.sort(-np.where(left_out, -np.inf, self.margins), axis=1)
             rows = left_out.any(axis=1) & np.isfinite(rest[:, 0])
-            lists.append(RankedLists(rest[rows], self.of_query[rows], self.fold[rows]))
-        parts = zip(*((each.margins, each.of_query, each.fold) for each in lists), strict=True)
+            lists.append(RankedLists(rest[rows], self.of_query[rows], self.fold[rows], self.silo[rows]))
+        parts = zip(*((each.margins, each.of_query, each.fold, each.silo) for each in lists), strict=True)
         return RankedLists(*map(np.concatenate, parts))
 
 
@@ -153,10 +166,13 @@ class HitGroups:
         of_hit = np.full(lists.visible.shape, NO_CELL)
         folds: list[int] = []
         for fold in np.unique(lists.fold).tolist():
-            chosen = layer if _whole(layer[lists.fold == fold], least) else np.zeros_like(layer)
+            mine = lists.fold == fold
+            layers = [np.flatnonzero(mine & (layer == each)).tolist() for each in range(LAYERS)]
+            whole = all(lists.from_enough(rows, least) for rows in layers)
+            chosen = layer if whole else np.zeros_like(layer)
             for each in np.unique(chosen).tolist():
-                among = lists.visible & ((lists.fold == fold) & (chosen == each))[:, None]
-                for places in _groups(values, among, least):
+                among = lists.visible & (mine & (chosen == each))[:, None]
+                for places in _groups(lists, values, among, least):
                     of_hit[places] = len(folds)
                     folds.append(fold)
         return cls(of_hit, np.array(folds, dtype=np.int64), *totals(of_hit).T)
@@ -167,30 +183,26 @@ class HitGroups:
         return float(self.relevant.sum() / max(self.hits.sum(), 1e-9))
 
 
-def _whole(layer: IntArray, least: int) -> bool:
-    """Whether every layer has enough queries for cells of its own."""
-    return bool(np.bincount(layer, minlength=LAYERS).min() >= least)
-
-
 def _groups(
+    lists: RankedLists,
     values: FloatArray,
     among: NDArray[np.bool_],
     least: int,
     is_full: Callable[[float, float, int], bool] = lambda first, value, size: size >= LEAST_HITS,
 ) -> Iterator[tuple[IntArray, IntArray]]:
     """Yield groups of hits from the highest value down, as (queries, places). A group ends before a value if
-    `is_full(its first value, that value, its size)` and it has hits of `least` queries; a last group with
-    fewer joins the one before."""
+    `is_full(its first value, that value, its size)` and it has hits of `least` queries and of enough silos; a
+    last group with fewer joins the one before."""
     query, place = np.nonzero(among)
     order = np.argsort(-values[query, place], kind="stable")
     query, place = query[order], place[order]
     ends, begun = [], 0
     for at in range(1, len(query)):
         first, value = values[query[begun], place[begun]], values[query[at], place[at]]
-        if is_full(first, value, at - begun) and len(set(query[begun:at].tolist())) >= least:
+        if is_full(first, value, at - begun) and lists.from_enough(query[begun:at].tolist(), least):
             ends.append(at)
             begun = at
-    if ends and len(set(query[begun:].tolist())) < least:
+    if ends and not lists.from_enough(query[begun:].tolist(), least):
         ends.pop()
     for start, end in zip([0, *ends], [*ends, len(query)], strict=True):
         if end > start:
@@ -286,7 +298,7 @@ def _honesty(lists: RankedLists, probabilities: FloatArray, totals: Totals, leas
 
     of_hit = np.full(lists.visible.shape, NO_CELL)
     promised, spread, reach = [], [], []
-    for number, places in enumerate(_groups(probabilities, lists.visible, least, is_full)):
+    for number, places in enumerate(_groups(lists, probabilities, lists.visible, least, is_full)):
         of_hit[places] = number
         promised.append(probabilities[places].mean())
         reach.append((probabilities[places].min(), probabilities[places].max()))

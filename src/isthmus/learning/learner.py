@@ -345,7 +345,8 @@ def _fitted(
         return _check_totals(session.sum(asks(every))).reshape(2, -1).T
 
     of_query, fold = np.tile(session.of_query, (times, 1)), np.tile(session.fold, times)
-    ranked = RankedLists(best[some], of_query[some], fold[some])
+    silo = np.repeat(np.arange(times), len(lists[0]))
+    ranked = RankedLists(best[some], of_query[some], fold[some], silo[some])
     least = times * session.options.least_queries  # counted in lists: a query has one in each table
     return session.options.calibrate(ranked, totals, least)
 

@@ -35,6 +35,8 @@ KNOTS = 5
 """Number of values of z at which the curve to log-odds may bend."""
 LARGEST = 1e12
 """Largest absolute number in a model, and largest reciprocal of a scale: margins are then finite."""
+SURE = 1e-15
+"""Probabilities below this, or above one minus this, count as this sure when log-odds are mixed."""
 MOST_COMMON = 3.0
 """Deviations below the mean idf of judged queries' words at which unlike queries begin."""
 _RISING, _IDF = np.isin(COLUMNS, RISING), PROFILE.index("idf")
@@ -208,7 +210,8 @@ class SearchModel:
         single = self.single(margins, profile)
         if missing == 1:
             return single
-        return np.asarray(expit(missing * logit(single) + (1 - missing) * logit(whole)))
+        of_one, of_all = (logit(np.clip(each, SURE, 1 - SURE)) for each in (single, whole))
+        return np.asarray(expit(missing * of_one + (1 - missing) * of_all))
 
     def likeness(self, profile: FloatArray, silos: int | None = None) -> float:
         """Return the similarity (0 to 1) of a query's list over so many silos to those of judged queries."""
@@ -303,7 +306,7 @@ def _line(saved: SavedModel, part: str) -> HitCalibration | None:
     if not min(numbers[name] for name in ("spread", "reach", "width")) >= 1 / LARGEST:
         raise ValueError("a calibration that is none")
     knots, slopes = (np.asarray(arrays[f"{part}{name}"], dtype=np.float64) for name in _CURVE)
-    if (len(knots), len(slopes)) != (KNOTS, KNOTS + 1) or not (np.diff(knots) >= 0).all():
+    if (knots.shape, slopes.shape) != ((KNOTS,), (KNOTS + 1,)) or not (np.diff(knots) >= 0).all():
         raise ValueError("a curve that is none")
     if not (np.abs(knots) <= LARGEST).all() or not ((slopes >= 0) & (slopes <= LARGEST)).all():
         raise ValueError("a curve that falls where evidence rises")

@@ -367,6 +367,8 @@ class JudgedRows:
         """Return the same question about lists with this silo's hits alone."""
         best = self._best(self._margins(question)).reshape(-1, LIST)
         cells = question.cells.reshape(-1, self.queries, HITS)[self.place]
+        if (cells[~np.isfinite(best[:, :HITS])] >= 0).any():  # it would fill up a group of others' hits
+            raise ProtocolError("a group with places that have no hit")
         scale = question.centre, question.scale, question.weights
         return HitsByCell(*scale, best, cells, question.silo_weights)
 

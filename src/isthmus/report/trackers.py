@@ -100,7 +100,7 @@ class TensorBoard:
         self._write(1, _bytes(7, b"\x08\x01"))  # session_log { status: START }
 
     def record(self, step: int, measures: Mapping[str, float]) -> None:
-        values = (_bytes(1, name.encode()) + b"\x15" + struct.pack("<f", v) for name, v in measures.items())
+        values = (_bytes(1, name.encode()) + b"\x15" + _float32(value) for name, value in measures.items())
         self._write(step, _bytes(5, b"".join(_bytes(1, value) for value in values)))
 
     def end(self, files: Iterable[Path], *, failed: bool) -> None:
@@ -113,6 +113,14 @@ class TensorBoard:
         length = struct.pack("<Q", len(event))
         self._file.write(length + _checksum(length) + event + _checksum(event))
         self._file.flush()
+
+
+def _float32(value: float) -> bytes:
+    """Encode a number in four bytes; one beyond their range as infinite, as a diverged run has them."""
+    try:
+        return struct.pack("<f", value)
+    except OverflowError:
+        return struct.pack("<f", math.copysign(math.inf, value))
 
 
 def _varint(number: int) -> bytes:

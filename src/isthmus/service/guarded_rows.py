@@ -8,7 +8,7 @@ relevant rows. What it can infer from these is bounded:
   over a number of relevant documents, fixed for a session: judgements enter by one sum over columns of
   relevant rows;
 - a ranking that shows hits of fewer than `least_queries` judged queries is answered with zeros, and groups
-  of hits contain hits of as many queries;
+  of hits contain hits of as many queries, and of three silos where these are counted in their own lists;
 - the weights of silos are fixed for a session, and at least three silos that add something have one;
 - questions have the sizes of the session, and come no more often than in an honest one.
 
@@ -26,6 +26,7 @@ import numpy as np
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import ProtocolError
 from isthmus.learning import (
+    HITS,
     ColumnMoments,
     CrossExamination,
     FoldsOf,
@@ -100,6 +101,8 @@ class GuardedRows(JudgedRows):
             self._check_weights(question.silo_weights)
         if isinstance(question, LossSums):
             self._check_by_query(question.by_query)
+        if isinstance(question, OwnHitsByCell):
+            self._check_lists(question)
         answer = super().answer(question)
         if isinstance(question, (GainsOf, HitsByCell, OwnHitsByCell)) and not self._is_crowded(question):
             return np.zeros_like(answer)
@@ -119,6 +122,19 @@ class GuardedRows(JudgedRows):
         heavy = self._adding & (weights >= (SUBSTANTIAL - 1e-9) * weights.max()) if whole else np.zeros(1)
         if heavy.sum() < LEAST_MEMBERS:
             raise ProtocolError("weights with which fewer than three silos count, or in sums without weights")
+
+    def _check_lists(self, question: OwnHitsByCell) -> None:
+        """Raise a ProtocolError unless the lists are those of the session's silos and every group has hits of
+        three silos that add something, or of both where two learn: no total is one silo's."""
+        if question.cells.shape != (len(self._adding) * self.queries, HITS):
+            raise ProtocolError("lists of other silos than this session has")
+        row, place = np.nonzero(question.cells >= 0)
+        group, silo = question.cells[row, place], row // max(self.queries, 1)
+        added = np.unique(np.stack((group, silo))[:, self._adding[silo]], axis=1)[0]
+        _, silos = np.unique(added, return_counts=True)
+        fewest = min(LEAST_MEMBERS, int(self._adding.sum()))
+        if len(silos) < len(np.unique(group)) or (len(silos) and silos.min() < fewest):
+            raise ProtocolError(f"a group of hits of fewer than {fewest} silos")
 
     def _check_by_query(self, by_query: FloatArray) -> None:
         """Check the weights of queries, which are fixed for a session: 1/k for a k of at least the query's

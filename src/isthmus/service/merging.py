@@ -203,4 +203,6 @@ def _mended(hit: wire.Hit, probability: float) -> list[wire.Evidence] | None:
     if not any(part.retriever == START for part in parts):
         parts.append(evidence(START, None, None, None, 0.0))
     rest = log_odds(probability) - sum(part.contribution for part in parts)
+    if not np.isfinite(rest):  # the silo's numbers add up to none
+        return None
     return [*parts, evidence(OF_PROFILE, None, None, None, rest)]

@@ -10,7 +10,7 @@ export function actions(hit, query, may) {
   const access = hit.access ?? [];
   const place = make("div", { class: "opened" });
   const opens = access.includes("open") && may("documents");
-  const parts = [hit.link ? link(hit.link) : null];
+  const parts = [hit.link && URL.canParse(hit.link) ? link(hit.link) : null];
   if (opens) parts.push(button("open", hit, () => toggle(place, () => opened(place, () => api.open(hit.silo, hit.document, { ticket: hit.ticket })))));
   else if (access.includes("ask")) parts.push(button("ask the owner", hit, () => toggle(place, () => ask(place, form(hit, query, access.includes("name"), place)))));
   return parts.some(Boolean) ? { element: make("span", { class: "document-acts" }, parts), place } : null;
