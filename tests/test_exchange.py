@@ -208,6 +208,21 @@ def test_a_released_file_has_every_catalogue_once_and_first(tmp_path: Path) -> N
     assert set(store.read_released(path, key)) == {"title", "body"}
 
 
+def test_the_largest_message_that_is_released_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, path = parties(tmp_path)["south"].folder, tmp_path / "released"
+    _, parts = _released(folder, path)
+    largest = max(len(part) - 4 for part in (*parts["title"], *parts["body"]))
+    for module in ("messages", "store"):
+        monkeypatch.setattr(f"isthmus.private.{module}.LARGEST", largest)
+    _released(folder, path)
+    assert set(store.read_released(path, folder.keys.group_key())) == {"title", "body"}
+    monkeypatch.setattr("isthmus.private.messages.LARGEST", largest - 1)
+    with pytest.raises(ProtocolError, match="too large"):
+        _released(folder, tmp_path / "refused")
+
+
 def test_everything_is_charged_once_for_all(done: tuple[dict[str, Party], ExchangeRelay]) -> None:
     made, _ = done
     for name, party in made.items():

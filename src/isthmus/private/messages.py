@@ -28,7 +28,7 @@ from isthmus.tables import Unpacker
 
 VERSION = 1
 LARGEST = 1 << 30
-"""Bytes of the largest message that is accepted."""
+"""Bytes of the largest message that is made or accepted, frame and checksum included."""
 MOST_DOCUMENTS, MOST_WORDS = 1 << 24, 1 << 14
 """The most documents of a catalogue and the most words, decoys included, of a question."""
 MOST_VALUES = 1 << 27
@@ -63,7 +63,7 @@ class CountsMessage:
     def encode(self) -> bytes:
         """The message as bytes."""
         body = self._body()
-        if len(body) > LARGEST:
+        if _FRAME.size + len(body) + _CHECK > LARGEST:
             raise ProtocolError("the message is too large (release fewer documents at once)")
         framed = _FRAME.pack(_MAGIC, VERSION, self.kind, len(body)) + body
         return framed + hashlib.blake2b(framed, digest_size=_CHECK).digest()
@@ -73,7 +73,7 @@ class CountsMessage:
         """Decode a message of this kind. Raises ProtocolError for any other bytes."""
         if not isinstance(data, (bytes, bytearray, memoryview)) or len(data) < _FRAME.size + _CHECK:
             raise ProtocolError("not a message, or one that was cut")
-        if len(data) > LARGEST + _FRAME.size + _CHECK:
+        if len(data) > LARGEST:
             raise ProtocolError("the message is too large")
         framed, check = memoryview(data)[:-_CHECK], bytes(data[-_CHECK:])
         magic, version, kind, size = _FRAME.unpack_from(framed)

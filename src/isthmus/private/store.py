@@ -300,8 +300,8 @@ def _messages(path: str | PathLike[str], key: GroupKey) -> Iterator[bytes]:
                 cure = "the silos of a federation share one group.key: isthmus keys --help"
                 raise DataError("was released under another group key", file=path, cure=cure)
             while head := stream.read(4):
-                size = struct.unpack("<I", head)[0] if len(head) == 4 else LARGEST
-                message = stream.read(size) if size < LARGEST else b""
+                size = struct.unpack("<I", head)[0] if len(head) == 4 else LARGEST + 1
+                message = stream.read(size) if size <= LARGEST else b""
                 if len(message) != size:
                     raise DataError("is cut", file=path, cure="ask for it again")
                 yield message
