@@ -104,7 +104,7 @@ def test_an_unknown_key_unlike_any_lists_them() -> None:
         ({"rounds": True}, "rounds", "a whole number"),
         ({"verbose": 1}, "verbose", "true or false"),
         ({"local": {"rate": "fast"}}, "local.rate", "a number"),
-        ({"local": 3}, "local", "a table"),
+        ({"local": 3}, "local", "a table: local.epochs, local.rate"),
         ({"backup": 3}, "backup", 'a table or "none"'),
         ({"mode": "papers"}, "mode", 'one of "sound", "paper"'),
         ({"loss": "hinge"}, "loss", 'one of "squared", "lambdarank"'),
@@ -163,6 +163,16 @@ def test_overrides() -> None:
         out=Path("3"),
         backup=Local(1, 1.0),
     )
+
+
+def test_an_override_of_a_table_names_its_keys() -> None:
+    @dataclass(frozen=True)
+    class Run:
+        training: Training = field(default_factory=Training)
+
+    message = r"training = 'abc' \(expected a table: training\.rounds, training\.verbose, training\.loss, …\)"
+    with pytest.raises(ConfigError, match=message):
+        load(Run, overrides=["training=abc"])
 
 
 def test_an_override_is_a_string_where_only_a_string_fits() -> None:

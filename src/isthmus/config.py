@@ -278,8 +278,11 @@ class _Reader:
         return tuple(self.convert(each, item, f"{at}[{row}]") for row, (each, item) in enumerate(pairs))
 
     def _wrong(self, at: str, value: Any, kind: Any) -> ConfigError:
-        problem = f"{self.origin}{at or 'the configuration'} = {value!r}"
-        return ConfigError(problem, key=at, value=value, expected=_describe(kind))
+        problem, expected = f"{self.origin}{at or 'the configuration'} = {value!r}", _describe(kind)
+        if is_dataclass(kind):
+            keys = [_join(at, name) for name in _hints(kind)]
+            expected += f": {', '.join(keys[:3])}{', …' if len(keys) > 3 else ''}"
+        return ConfigError(problem, key=at, value=value, expected=expected)
 
 
 @cache
