@@ -20,7 +20,7 @@ ValueError. TOML has no null, so where None is allowed the word "none" stands fo
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from inspect import Parameter, signature
@@ -182,9 +182,9 @@ class _Reader:
         self.origin = origin
 
     def build(self, cls: Any, table: Any, at: str) -> Any:
-        if not isinstance(table, Mapping):
-            raise self._wrong(at, table, cls)
         hints = _hints(cls)
+        if not isinstance(table, Mapping):
+            raise self._wrong(at, table, cls, [_join(at, key) for key in hints])
         table = self._without_retired(cls, table, at)
         for key in table:
             if key not in hints:
@@ -277,11 +277,10 @@ class _Reader:
         pairs = zip(kinds, value, strict=True)
         return tuple(self.convert(each, item, f"{at}[{row}]") for row, (each, item) in enumerate(pairs))
 
-    def _wrong(self, at: str, value: Any, kind: Any) -> ConfigError:
-        problem, expected = f"{self.origin}{at or 'the configuration'} = {value!r}", _describe(kind)
-        if is_dataclass(kind):
-            keys = [_join(at, name) for name in _hints(kind)]
-            expected += f": {', '.join(keys[:3])}{', …' if len(keys) > 3 else ''}"
+    def _wrong(self, at: str, value: Any, kind: Any, keys: Sequence[str] = ()) -> ConfigError:
+        problem = f"{self.origin}{at or 'the configuration'} = {value!r}"
+        some = [*keys[:3], "…"] if len(keys) > 3 else keys
+        expected = _describe(kind) + (f": {', '.join(some)}" if some else "")
         return ConfigError(problem, key=at, value=value, expected=expected)
 
 

@@ -440,7 +440,7 @@ def _comparable(
     The plain mean of a row is the measure on these queries: for a ratio of means, values are scaled by their
     weights.
     """
-    counts = np.isfinite([evaluation.values[measure] for evaluation in evaluations]).all(axis=0)
+    counts = np.asarray(np.isfinite([one.values[measure] for one in evaluations]).all(axis=0))
     rows = []
     for evaluation in evaluations:
         values, weights = evaluation.values[measure][counts], evaluation.weights.get(measure)
