@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.engines import Change, ExactReader
-from isthmus.learning import COLUMNS, RISING, SearchModel, Weights
+from isthmus.learning import COLUMNS, OF_QUERY, RISING, SearchModel, Weights
 from isthmus.private import family_of, released
 from isthmus.retrieval import FIELD_TABLES, TEXT, summed
 from isthmus.service.candidates import Snapshot
-from isthmus.service.columns import ModelScorer, candidate_columns, eligible, silo_rows
+from isthmus.service.columns import ModelScorer, candidate_columns, eligible, query_columns, silo_rows
 from isthmus.service.encoding import NoQueries
 
 FAMILY = family_of("key", 1 << 12)
@@ -55,6 +55,19 @@ def test_a_document_has_the_same_columns_in_any_silo(form):
     assert len(rows) > 10
     for row in rows.values():
         np.testing.assert_allclose(row["whole"], row["silos"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["exact", "private"])
+def test_a_query_of_stop_words_is_one_of_common_words(form):
+    """Statistics of all silos have no stop words, whose idf would be that of words nobody has."""
+    texts = [*some_texts(), ("the tide", "it is to be or not to be in the harbour")]
+    statistics = snapshot_of(texts, None).exact_statistics("s", (TEXT,))
+    shared = statistics if form == "exact" else released(statistics, FAMILY, 1.0)
+    snapshot = snapshot_of(texts, shared)
+    idf = OF_QUERY.index("idf")
+    stopped, content = (query_columns(snapshot, snapshot.find(text, 10)) for text in ("to be", "tide"))
+    assert stopped[idf] == 0 < content[idf]
+    assert stopped[OF_QUERY.index("ln words")] == np.log(2)
 
 
 BODY = st.lists(st.sampled_from(WORDS), min_size=2, max_size=25)

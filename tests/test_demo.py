@@ -120,6 +120,8 @@ def test_the_end_says_what_learning_gained_and_whom_it_hurt() -> None:
     assert "“linear” was adopted: reasons" in words(gained)
     assert "Of 1,000 hits shown" in words(honest)
     assert "80 % were right (95 % interval" in words(honest)
+    assert "), which agrees. Over all" in words(honest)
+    assert "0.000 on average (ECE over tenths of the probability)" in words(honest)
     assert "1,000 hits shown, probabilities are off by 0.000" in words(honest)
     assert "not told from perfect. The same queries, each in one of the silos alone" in words(honest)
     assert "of 1,000 hits probabilities are off by 0.250" in words(honest)
@@ -154,6 +156,9 @@ def test_a_gain_that_is_none_is_not_called_one() -> None:
 def test_promises_that_are_not_held_are_told() -> None:
     _, honest, *_ = ending.sections(replace(outcome(), right=[at % 2 > 0 for at in range(1_000)]))
     assert "50 % were right" in words(honest)
+    assert "): fewer than their probabilities say. Over all" in words(honest)
+    _, honest, *_ = ending.sections(replace(outcome(), right=[at % 10 > 0 for at in range(1_000)]))
+    assert "): more than their probabilities say. Over all" in words(honest)
     assert "worse than perfect" in words(honest)
     _, honest, *_ = ending.sections(replace(outcome(), probabilities=[0.3] * 1_000))
     assert "No hit was shown with a probability from 0.75 to 0.85" in words(honest)

@@ -53,7 +53,7 @@ class ThresholdCurve:
         homes = np.arange(len(hits)) if queries is None else np.asarray(queries)[order]
         rows, above = np.asarray(ends + 1, np.float64), np.cumsum(hits)[ends]
         before, right = _so_far(homes, np.ones(len(hits))), _so_far(homes, hits)
-        # what every row adds to Σ n², Σ r² and Σ n·r over queries, n its rows so far and r the relevant ones
+        # Σ n², Σ r² and Σ n·r over queries, summed row by row; n: a query's rows so far, r: its relevant rows
         squares = np.cumsum(2 * before + 1)[ends]
         right_squares = np.cumsum(hits * (2 * right + 1))[ends]
         products = np.cumsum(right + hits * (before + 1))[ends]

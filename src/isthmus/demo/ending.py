@@ -9,7 +9,15 @@ import numpy as np
 
 from isthmus.demo.federation import ABOUT, SearchOutcome
 from isthmus.errors import several
-from isthmus.evaluation import bootstrap, reliability, reliability_diagram, sampling_floor
+from isthmus.evaluation import (
+    Floor,
+    Interval,
+    Reliability,
+    bootstrap,
+    reliability,
+    reliability_diagram,
+    sampling_floor,
+)
 from isthmus.learning import MUCH, Difference
 from isthmus.report import Cell, Plot, Section, Table
 
@@ -33,7 +41,7 @@ def sections(outcome: SearchOutcome) -> tuple[Section, ...]:
 def report_sections(outcome: SearchOutcome) -> tuple[Section, ...]:
     """Return the sections for a page to be sent on, with a description of the silos and two plots."""
     gained, honest, nobodys, left = sections(outcome)
-    curve = reliability(np.array(outcome.probabilities), outcome.right)
+    curve, _ = _measured(outcome.probabilities, outcome.right)
     promised = "Of hits shown with about this probability, how many were right; on the diagonal the two agree"
     honesty = replace(reliability_diagram({"all silos": curve}, caption=promised), size=(5.2, 3.6))
     return (
@@ -80,6 +88,8 @@ def figures(outcome: SearchOutcome) -> dict[str, Any]:
     """Return the results as a mapping, for programs."""
     probabilities, single = np.array(outcome.probabilities), np.array(outcome.single)
     record: dict[str, Any] = outcome.learned["record"]
+    curve, floor = _measured(probabilities, outcome.right)
+    of_one, floor_of_one = _measured(*single.T)
     return {
         "version": outcome.learned["version"],
         "model": record["kind"],
@@ -90,9 +100,9 @@ def figures(outcome: SearchOutcome) -> dict[str, Any]:
         "after": float(np.mean(outcome.after)),
         "difference": _difference(outcome).to_json(),
         "hits": len(probabilities),
-        "ece": reliability(probabilities, outcome.right).ece,
-        "floor": sampling_floor(probabilities).high,
-        "one silo": {"ece": reliability(*single.T).ece, "floor": sampling_floor(single[:, 0]).high},
+        "ece": curve.ece,
+        "floor": floor.high,
+        "one silo": {"ece": of_one.ece, "floor": floor_of_one.high},
         "nobodys": outcome.nobodys,
         "departures": outcome.departures,
     }
@@ -149,7 +159,8 @@ def _honest(outcome: SearchOutcome) -> Section:
         promise = (
             f"Of {several(int(near.sum()), 'hit')} shown with a probability from {NEAR[0]} to {NEAR[1]} (mean"
             f" {probabilities[near].mean():.2f}), {100 * share.value:.0f} % were right (95 % interval"
-            f" {100 * share.low:.0f} % to {100 * share.high:.0f} %)."
+            f" {100 * share.low:.0f} % to {100 * share.high:.0f} %)"
+            f"{_against(share, float(probabilities[near].mean()))}."
         )
     else:
         promise = f"No hit was shown with a probability from {NEAR[0]} to {NEAR[1]}."
@@ -164,12 +175,29 @@ def _honest(outcome: SearchOutcome) -> Section:
     )
 
 
+def _against(share: Interval, promised: float) -> str:
+    """Compare the share of hits that were right with the mean of their probabilities, in whole percent."""
+    low, mean, high = (round(100 * each) for each in (share.low, promised, share.high))
+    if low <= mean <= high:
+        return ", which agrees"
+    return f": {'more' if low > mean else 'fewer'} than their probabilities say"
+
+
+def _measured(probabilities: Any, right: Any) -> tuple[Reliability, Floor]:
+    """Measure the calibration error over the tenths that the search page shows, and that of a perfect
+    model."""
+    from isthmus.service import BINS
+
+    return reliability(probabilities, right, bins=BINS), sampling_floor(probabilities, bins=BINS)
+
+
 def _off(probabilities: Any, right: Any) -> str:
-    curve, floor = reliability(probabilities, right), sampling_floor(probabilities)
+    curve, floor = _measured(probabilities, right)
     verdict = "not told from perfect" if curve.ece <= floor.high else "worse than perfect"
     return (
-        f"probabilities are off by {curve.ece:.3f} on average; a perfect model with as many hits would be"
-        f" off by {floor.mean:.3f}, and in 95 of 100 cases by at most {floor.high:.3f}: {verdict}."
+        f"probabilities are off by {curve.ece:.3f} on average (ECE over tenths of the probability); a perfect"
+        f" model with as many hits would be off by {floor.mean:.3f}, and in 95 of 100 cases by at most"
+        f" {floor.high:.3f}: {verdict}."
     )
 
 
@@ -200,8 +228,8 @@ def _left(outcome: SearchOutcome) -> Section:
         "What left each silo",
         (
             "Numbers of items from the silos' own ledgers, which record before anything leaves. How common"
-            " words are is counted over so many documents, with noise: ε bounds what the counts tell of a"
-            " document (differential privacy, DP). Sums over judged queries leave under masks: the broker"
+            " words are is counted over so many documents, each text once, with noise: ε bounds what the counts"
+            " tell of a document (differential privacy, DP). Sums over judged queries leave under masks: the broker"
             " can read only the total of the four silos.",
             Table(("what left", "guarantee", *silos), rows),
         ),

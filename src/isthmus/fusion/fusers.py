@@ -238,7 +238,7 @@ def rl_sim(
     else:
         fused = _fused_distances(candidates, names, similar, weights)
     rounds = min(ROUNDS, len(fused) - 1) if rounds is None else rounds
-    topk = max(1, min(TOPK, len(fused) - rounds + 1)) if topk is None else topk  # it grows by one each round
+    topk = max(1, min(TOPK, len(fused) - rounds + 1)) if topk is None else topk  # grows by one each round
     final, _ = rerank(fused, topk=topk, ck=ck, rounds=rounds, edges=strengths)
     return np.asarray(1.0 / positions(final)[len(names) + union.query_of_row, codes])
 

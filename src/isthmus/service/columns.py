@@ -104,10 +104,13 @@ def candidate_columns(snapshot: Snapshot, candidates: QueryCandidates, encoder: 
 
 
 def query_columns(snapshot: Snapshot, candidates: QueryCandidates) -> FloatArray:
-    """Return the columns of `OF_QUERY`: ln of the number of the query's words, and their mean idf."""
+    """Return the columns of `OF_QUERY`: ln of the number of the query's words, and their mean idf. Stop words
+    have the idf 0: statistics of all silos leave them out, which would make them the rarest of words."""
     codes = candidates.tokens.terms.codes
     words = max(len(codes), 1)
-    return np.array([np.log(words), snapshot.rarity(candidates.terms)[codes].sum() / words])
+    is_content = candidates.tokens.stopped is None
+    rarity = snapshot.rarity(candidates.terms)[codes].sum() if is_content else 0.0
+    return np.array([np.log(words), rarity / words])
 
 
 def _agrees(snapshot: Snapshot, encoder: str) -> bool:
