@@ -228,9 +228,9 @@ def _left(outcome: SearchOutcome) -> Section:
         "What left each silo",
         (
             "Numbers of items from the silos' own ledgers, which record before anything leaves. How common"
-            " words are is counted over so many documents, each text once, with noise: ε bounds what the counts"
-            " tell of a document (differential privacy, DP). Sums over judged queries leave under masks: the broker"
-            " can read only the total of the four silos.",
+            " words are is counted over so many documents, each text once, with noise: ε bounds what the"
+            " counts tell of a document (differential privacy, DP). Sums over judged queries leave under"
+            " masks: the broker can read only the total of the four silos.",
             Table(("what left", "guarantee", *silos), rows),
         ),
     )
