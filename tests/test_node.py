@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -36,6 +37,7 @@ from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
 from isthmus.service.parsing import ParsingLimits
+from isthmus.service.releases import released_file
 from isthmus.service.reliability import reliability_curve, save_curves
 from isthmus.service.running import training
 from isthmus.service.searching import FEATURES
@@ -50,6 +52,7 @@ from isthmus.service.settings import (
     SharedStatistics,
     SiloTraining,
     Source,
+    read_node,
 )
 from isthmus.service.silo_training import TrainingRole
 from isthmus.tables import Letor, Qrels, Run, read_letor, read_qrels, read_run
@@ -221,13 +224,42 @@ def test_private_statistics_are_drawn_and_charged_once(settings):
         client.node.ledger.audit()
 
 
-def test_a_spent_budget_shows_nothing_new(settings):
-    tight = replace(settings, peers={"anonymous": replace(ALL, budget=0.5)})
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            ["statistics.epsilon=20.0"],
+            "statistics.epsilon = 20 costs a document ε = 20 a release and budget = 9.0",
+        ),
+        (
+            ["statistics.epsilon=5.0", "statistics.fields=true"],
+            "with fields = true costs a document ε = 10 a",
+        ),
+        (["peers.anonymous.budget=0.5"], "raise peers.anonymous.budget, or set statistics.form"),
+    ],
+)
+def test_statistics_that_cost_more_than_a_budget_are_refused_with_the_settings(tmp_path, changes, problem):
+    path = tmp_path / "silo.toml"
+    path.write_text('silo = "north"\nfolder = "x"\n[peers.anonymous]\nsearch = true\ncounts = true\n')
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        read_node(path, changes)
+    for allowed in ('statistics.form="exact"', "peers.anonymous.counts=false"):
+        assert read_node(path, [*changes, allowed])
+
+
+def test_a_spent_budget_shows_nothing_new(settings, caplog):
+    tight = replace(settings, folder=settings.folder / "tight", budget=1.0)
     with serving(tight) as client:
-        refused = client.get("/statistics")
-        assert refused.status_code == 403
-        assert "budget" in refused.json()["detail"]
-        assert client.get("/release").json()["most_spent"] == 0
+        assert client.get("/statistics").status_code == 200
+    released_file(tight).unlink()  # so that noise has to be drawn, and charged, again
+    with serving(tight) as client, caplog.at_level("WARNING", "isthmus.service"):
+        for _ in range(2):
+            refused = client.get("/statistics")
+            assert refused.status_code == 403
+            assert "budget" in refused.json()["detail"]
+        assert client.get("/release").json()["most_spent"] == 1.0
+    (line,) = (each for each in caplog.messages if "no statistics leave" in each)
+    assert line.startswith("no statistics leave for anonymous: the release asks for ε = 1 but only 0 is left")
     enough = replace(settings, peers={"anonymous": replace(ALL, budget=1.5)})
     with serving(enough) as client:
         first = client.get("/statistics").content

@@ -43,6 +43,7 @@ class Releases:
         self._lock = threading.Lock()
         self._recorded: set[tuple[str, str]] = set()
         self._charged: set[tuple[str, str]] = set()
+        self._refused: set[str] = set()
         self._cached: Statistics | None = None
         self._packed: tuple[object, bytes] | None = None
         last = self._last()
@@ -97,8 +98,11 @@ class Releases:
         if release is None or self._is_stale(release):
             try:
                 release = self._drawn(peer)
-            except BudgetExhausted:
+            except BudgetExhausted as error:
                 if release is None:
+                    if peer not in self._refused:
+                        self._refused.add(peer)
+                        _log.warning("no statistics leave for %s: %s", peer, error)
                     raise
         self._charge(release, peer)
         public = replace(release, about={})

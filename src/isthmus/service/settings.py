@@ -589,8 +589,26 @@ class NodeSettings:
             require(labels.count(label) == 1, f"two sources are {label}: give each a name")
         if ANONYMOUS in self.peers and self.peers[ANONYMOUS].people:
             raise ValueError("people = true needs a certificate or an API key: anonymous can sign nothing")
+        self._check_release()
         if self.engine is not None:
             self._check_attached(self.engine)
+
+    def _check_release(self) -> None:
+        """Refuse private statistics of which one release costs more than a budget: they would never leave."""
+        statistics = self.statistics
+        cost, twice = statistics.epsilon, ""
+        if statistics.fields:
+            cost, twice = 2 * cost, " with fields = true"
+        limits = {f"peers.{name}.budget": each.budget for name, each in self.peers.items() if each.counts}
+        if statistics.form != "private" or not limits:
+            return
+        for key, limit in {"budget": self.budget, **limits}.items():
+            require(
+                limit is None or cost <= limit * (1 + 1e-9),
+                f"statistics.epsilon = {statistics.epsilon:g}{twice} costs a document ε = {cost:g} a release "
+                f"and {key} = {limit} is less, so no statistics would leave: lower epsilon, raise {key}, or "
+                'set statistics.form = "none"',
+            )
 
     def _check_attached(self, engine: EngineSettings) -> None:
         """Refuse settings that need documents or an index of the node's own."""
