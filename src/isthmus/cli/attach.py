@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, close, say, whole
+from isthmus.cli.command import PORT, Command, add, add_json, close, say
 from isthmus.errors import ConfigError, ServiceError, several
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(parser, "--level", "scores: leave terms uncounted, whatever could be", choices=("full", "scores"))
     add(parser, "--seconds", "that the server has to answer (%(default)s)", type=float, default=5.0)
-    add(parser, "--port", "of a new federation's broker (%(default)s)", type=whole(1), default=8100)
+    add(parser, "--port", "of a new federation's broker (%(default)s)", type=PORT, default=8100)
     add_json(parser, "{silo, engine, source, documents, level, reasons, query, hits, files}")
 
 

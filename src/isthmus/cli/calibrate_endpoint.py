@@ -43,7 +43,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--precision", "wanted of hits at the threshold (%(default)s)", type=probability, default=0.9)
     about = "wanted width of the precision's interval (%(default)s)"
     add(parser, "--width", about, type=probability, default=0.1)
-    add(parser, "--port", "where the page or the endpoint is served (any free one)", type=whole(0), default=0)
+    add(
+        parser,
+        "--port",
+        "where the page or the endpoint is served (any free one)",
+        type=whole(0, 65_535),
+        default=0,
+    )
     what = parser.add_mutually_exclusive_group()
     add(what, "--report", "no page: what the judgements that there are say")
     add(what, "--serve", "an endpoint with the same answers, whose hits carry a probability")

@@ -203,15 +203,21 @@ def say_command(command: str) -> None:
     print(_continued(plain(command), _width()), file=sys.stderr)
 
 
-def whole(low: int) -> Callable[[str], int]:
-    """Argument type: a whole number of at least `low`."""
+def whole(low: int, high: int | None = None) -> Callable[[str], int]:
+    """Argument type: a whole number of at least `low`, and at most `high` if that is given."""
+    bounds = f"from {low}" if high is None else f"from {low} to {high}"
 
     def parse(text: str) -> int:
-        if not text.isascii() or not text.strip().lstrip("+").isdigit() or int(text) < low:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {low}, got {text!r}")
+        digits = text.isascii() and text.strip().lstrip("+").isdigit()
+        if not digits or int(text) < low or (high is not None and int(text) > high):
+            raise argparse.ArgumentTypeError(f"expected a whole number {bounds}, got {text!r}")
         return int(text)
 
     return parse
+
+
+PORT = whole(1, 65_535)
+"""Argument type: a port."""
 
 
 def probability(text: str) -> float:

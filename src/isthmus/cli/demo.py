@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, print_json, say, say_command, whole
+from isthmus.cli.command import PORT, Command, add, add_json, print_json, say, say_command, whole
 from isthmus.errors import ConfigError, check_extra
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add(end, "--headless", "open no browser; end the processes when all is measured")
     add(end, "--serve", "serve the search until interrupted (only in a terminal, unless this is given)")
     add(parser, "--only", "the one part alone", choices=("story", "search"))
-    add(parser, "--port", "the broker's; silos have those after it (any that are free)", type=whole(1))
+    add(parser, "--port", "the broker's; silos have those after it (any that are free)", type=PORT)
     add(parser, "--out DIR", "where report and federation go (%(default)s)", type=Path, default=where)
     add(parser, "--seed", "of all that is drawn in the story (%(default)s)", type=whole(0), default=0)
     add_json(
@@ -93,7 +93,7 @@ def _in_terminal() -> bool:
 
 
 def _serve(federation: Federation) -> None:
-    """Serve until Ctrl-C, which is the intended end, or until a process ends by itself."""
+    """Serve until Ctrl-C, which is the intended end, or until the broker or all silos have ended."""
     from isthmus.demo import QUERIES, open_page
 
     say(f"\nsearch at  {federation.link}\nor with")
@@ -102,10 +102,14 @@ def _serve(federation: Federation) -> None:
     say("Ctrl-C ends the four nodes and the broker.")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     open_page(federation.link)
+    reported: set[str] = set()
     try:
         while True:
             time.sleep(1.0)
-            federation.check()
+            for name, why in federation.check_serving().items():
+                if name not in reported:
+                    say(f"{why}; the other silos go on")
+                    reported.add(name)
     except KeyboardInterrupt:
         say("\nended")
 

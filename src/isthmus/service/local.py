@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -67,10 +68,27 @@ class Federation:
 
     def check(self) -> None:
         """Raise a ServiceError with the end of its log if a process has ended."""
-        for name, process in self.processes.items():
-            if process.poll() is not None:
-                last_words = _last_words(log_of(self.folder, name))
-                raise ServiceError(f"{name} has ended with status {process.returncode}: {last_words}")
+        for why in self.ended.values():
+            raise ServiceError(why)
+
+    def check_serving(self) -> dict[str, str]:
+        """Return the reasons of the silos that have ended, by name. Raises a ServiceError if the broker has
+        ended, or all silos."""
+        ended = self.ended
+        if BROKER in ended or len(ended) == len(self.processes) - 1:
+            raise ServiceError(ended.get(BROKER) or "; ".join(ended.values()))
+        return ended
+
+    @property
+    def ended(self) -> dict[str, str]:
+        """The processes that have ended, each with the reason: the signal, or the end of its log."""
+        statuses = {name: process.poll() for name, process in self.processes.items()}
+        return {name: self._reason(name, status) for name, status in statuses.items() if status is not None}
+
+    def _reason(self, name: str, status: int) -> str:
+        if status < 0:
+            return f"{name} was ended by signal {-status} ({signal.strsignal(-status) or 'unknown'})"
+        return f"{name} has ended with status {status}: {_last_words(log_of(self.folder, name))}"
 
 
 @contextmanager
@@ -99,6 +117,9 @@ def free_ports(count: int, first: int | None = None) -> int:
     for base in PORTS if first is None else (first,):
         if base + count <= 65_536 and not any(map(listen_problem, range(base, base + count))):
             return base
+    if first is not None and first + count > 65_536:
+        problem = f"port {first} leaves too few after it: {count} in a row are needed"
+        raise ConfigError(problem, key="--port", value=first, expected=f"a port from 1 to {65_536 - count:,}")
     where = "" if first is None else f" from {first} to {first + count - 1}"
     raise ConfigError(f"the ports{where} are not all free", key="--port", expected=f"{count} free ports")
 
