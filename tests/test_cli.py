@@ -193,6 +193,9 @@ def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[st
     assert "usage: isthmus" in said.err
 
 
+DASHED = "(for a query with -word, put -- before it, or quote the whole query)"
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
@@ -209,6 +212,23 @@ def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[st
         ("evaluate a.qrels b.run --format markdwn", "there is no 'markdwn'; did you mean markdown?"),
         ("evaluate a.qrels b.run --format x", "there is no 'x'; one of text, markdown, latex, html"),
         ("rank model data more -o x.run", "unexpected: more"),
+        ("search matrix -norm", f"unexpected: -norm {DASHED}"),
+        ("search -norm", f"the following arguments are required: QUERY {DASHED}"),
+        ("search -kernel", f"argument -k: expected a whole number from 1, got 'ernel' {DASHED}"),
+        ("search tide -k 0", "argument -k: expected a whole number from 1, got '0'"),
+        *(
+            (
+                f"{line} --port {port}",
+                f"argument --port: expected a whole number from {low} to 65535, got '{port}'",
+            )
+            for line, low in (
+                ("demo", 1),
+                ("new x", 1),
+                ("attach qdrant://x", 1),
+                ("calibrate-endpoint x", 0),
+            )
+            for port in (65_536, 99_999)
+        ),
     ],
 )
 def test_what_is_mistyped_is_told_the_nearest(line, told, capsys) -> None:
@@ -393,8 +413,8 @@ def test_who_stops_waiting_is_told_that_the_broker_goes_on_learning(monkeypatch,
 
 
 def test_a_port_without_room_for_the_silos_is_one_line(tmp_path: Path, capsys) -> None:
-    assert main(["new", str(tmp_path / "new"), "--port", "99999"]) == 1
-    assert "port 99999 leaves none for 2 silos after the broker's" in capsys.readouterr().err
+    assert main(["new", str(tmp_path / "new"), "--port", "65535"]) == 1
+    assert "port 65535 leaves none for 2 silos after the broker's" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 

@@ -323,7 +323,10 @@ class TestSearch:
     def test_an_honest_empty_answer(self, ask):
         status, out, _ = ask("--threshold", "0.99")
         assert status == 0
-        assert "nothing found, 4 more below 0.99 · 2 of 2 silos answered" in out
+        told = " ".join(out.split())
+        assert "nothing found, 4 less likely than 0.99 among the best 10 of each silo · 2 of 2 silos" in told
+        told = " ".join(ask("--threshold", "0.99", "-k", "60", "--page", "2")[1].split())
+        assert "among the best 100 of each silo" in told
 
     def test_hits_without_a_probability_are_not_said_to_be_below_a_threshold(self, ask, site, monkeypatch):
         for name, silo in site.silos.items():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.cli.command import (
+    PORT,
     Command,
     add,
     add_json,
@@ -136,7 +137,8 @@ def _search(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(answer.model_dump())
     else:
-        show(answer, page=arguments.page, facets=arguments.facets)
+        best = min(arguments.k * arguments.page, MOST_HITS)
+        show(answer, page=arguments.page, facets=arguments.facets, best=best)
     return 0 if any(silo.status == "answered" for silo in answer.silos) else 1
 
 
@@ -168,8 +170,8 @@ def _count_line(silo: SiloCount, threshold: float) -> str:
     return f"{answer.count:>6,} ({answer.low:,} to {answer.high:,}) {what}; {cost}"
 
 
-def show(answer: Answer, *, page: int = 1, facets: bool = False) -> None:
-    """Print an answer for a person."""
+def show(answer: Answer, *, page: int = 1, facets: bool = False, best: int = 10) -> None:
+    """Print an answer for a person; `best` is the number of hits that each silo was asked for."""
     from rich.console import Console
 
     width = shutil.get_terminal_size((100, 24)).columns
@@ -180,7 +182,7 @@ def show(answer: Answer, *, page: int = 1, facets: bool = False) -> None:
             console.print(f"  {line}", markup=False)
         if answer.hits:
             console.print(_table(answer))
-        console.print(summary_of(answer))
+        console.print(summary_of(answer, best))
         for line in further_lines(answer, page, facets=facets):
             console.print(f"  {line}", markup=False)
         for silo in answer.silos:
@@ -228,13 +230,13 @@ def further_lines(answer: Answer, page: int, *, facets: bool = False) -> list[st
     return lines
 
 
-def summary_of(answer: Answer) -> str:
+def summary_of(answer: Answer, best: int) -> str:
     """A line with the number of hits, the silos that answered and those that did not, and the time."""
     answered = [silo for silo in answer.silos if silo.status == "answered"]
     others = [f"{plain(silo.silo)} {silo.status}" for silo in answer.silos if silo.status != "answered"]
     line = several(len(answer.hits), "hit") if answer.hits else "nothing found" if answered else "no answer"
     if compared := answer.below - answer.without_probability:
-        line += f", {compared} more below {answer.threshold:g}"
+        line += f", {compared} less likely than {answer.threshold:g} among the best {best} of each silo"
     if answer.without_probability:
         line += (
             f", {answer.without_probability} left out that have no probability yet"
@@ -320,9 +322,7 @@ def _part(part: Evidence) -> str:
 def _new_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "folder DIR", "a new folder")
     add(parser, "--silos A,B", "the silos' names (%(default)s)", default="north,south")
-    add(
-        parser, "--port", "the broker's; silos have those after it (%(default)s)", type=whole(1), default=8100
-    )
+    add(parser, "--port", "the broker's; silos have those after it (%(default)s)", type=PORT, default=8100)
     add_json(parser, "a list of the files to open")
 
 

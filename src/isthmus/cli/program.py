@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -123,10 +124,19 @@ class Verb(argparse.ArgumentParser):
         greedy = [word for word in words if word in many]
         if greedy and "are required" in message:
             message += f" (if {greedy[0]} took them, put them before it, or -- between)"
+        if self._takes_for_option(message, words):
+            message += " (for a query with -word, put -- before it, or quote the whole query)"
         if not message.startswith("argument "):
             self.print_usage(sys.stderr)
         say(f"{self.prog}: error: {message}")
         self.exit(2)
+
+    def _takes_for_option(self, message: str, words: Sequence[str]) -> bool:
+        """Whether an error may come from a query's -word, which was read as an option."""
+        excluded = [word for word in words if re.match(r"-[^\W\d_]{2}", word)]
+        asks = any(action.dest == "query" for action in self._actions)
+        at_fault = (each in message or f"{each[2:]!r}" in message for each in excluded)
+        return asks and bool(excluded) and (any(at_fault) or "are required" in message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Raise an error for an unknown value or command, suggesting the most similar one."""
