@@ -295,7 +295,8 @@ def test_a_document_has_a_type_and_a_date_which_alone_change_it_only_where_they_
     ("id", "type"),
     [
         ("x/y.md", "md"),
-        ("report.final.HTML", "html"),
+        ("report.HTML", "html"),
+        ("papers/report.final.HTML", "html"),
         (".env", ""),
         ("a.b/c", ""),
         ("v1.2", ""),
@@ -303,7 +304,11 @@ def test_a_document_has_a_type_and_a_date_which_alone_change_it_only_where_they_
         ("mail/12.", ""),
         ("numpy.linalg.norm", ""),
         ("statistics.mean", ""),
-        ("report.v2.pdf", "pdf"),
+        ("a.b.c.pdf", ""),
+        ("scipy.stats.rv_continuous.pdf", ""),
+        ("requests.Response.json", ""),
+        ("report.docx", "docx"),
+        ("papers/tides.pdf", "pdf"),
         ("old/report.v2.wpd", "wpd"),
     ],
 )

@@ -40,7 +40,7 @@ from isthmus.service.parsing import READERS, TABLES, FileText, Parser, ParsingLi
 from isthmus.service.redaction import redacted
 from isthmus.service.row_files import Row
 from isthmus.service.settings import OPERATOR, NodeSettings, Source, secret
-from isthmus.service.stores import BATCH, Counts, DocumentStore, Draft
+from isthmus.service.stores import BATCH, Counts, DocumentStore, Draft, type_of
 from isthmus.service.wire import LONGEST_ID
 from isthmus.tables import records
 
@@ -333,8 +333,9 @@ def _folder(source: Source, reading: _Reading) -> Iterator[Read]:
                 name = f"{_id(path, root)}#{parsed.id}"
                 yield root / name, _ruled(_row(name, parsed, path), parsed, reading.beside(path), path)
             else:
-                texts = (parsed.title, parsed.body)
-                draft = Draft(_id(path, root), *texts, date=parsed.date, modified=_modified(path))
+                texts, id = (parsed.title, parsed.body), _id(path, root)
+                type = "" if type_of(id) else path.suffix[1:].lower()  # a file's name may have many dots
+                draft = Draft(id, *texts, type=type, date=parsed.date, modified=_modified(path))
                 yield path, _ruled(draft, parsed, reading.beside(path), path)
 
 

@@ -171,13 +171,14 @@ def majority(judgements: Iterable[Judgement]) -> dict[tuple[str, str], bool]:
 def type_of(id: str) -> str:
     """Return the type of a document whose source states none: the extension of an id that is a path, else "".
 
-    A name without a folder has none (`numpy.linalg.norm`), unless it ends as files usually do.
+    A name without a folder has none, unless its only dot is before a usual extension: `report.pdf` has one,
+    `scipy.stats.norm.pdf` has not.
     """
     if "." not in id:  # as in most ids that are not paths; a pattern takes ten times as long
         return ""
     extension = _EXTENSION.search(id)
     type = "" if extension is None else extension[1].lower()
-    return type if "/" in id or _USUAL.fullmatch(type) else ""
+    return type if "/" in id or (id.count(".") == 1 and _USUAL.fullmatch(type)) else ""
 
 
 def naming(name: str) -> re.Pattern[str]:
