@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from datetime import UTC, datetime
 
@@ -261,6 +262,31 @@ def test_a_quotation_mark_that_never_closes_takes_no_other_rows(tmp_path, store)
     assert load(Source("table", path), store, errors.append) == Counts(), "what could be read once is kept"
     assert "the quotation mark of the row in line 3 is not closed" in str(errors[0])
     assert store.get(["4"])["4"].body == "gates"
+
+
+def test_a_quotation_mark_that_never_closes_in_the_last_row_is_an_error(tmp_path):
+    path = tmp_path / "rows.csv"
+    for end in ("", "\n", "\r\n"):
+        path.write_text(f'id,title,text\nr1,One,tides\nr3,"Broken, unclosed text{end}')
+        errors = []
+        assert not any(read(Source("table", path), errors.append))
+        assert "the quotation mark of the row in line 3 is not closed" in str(errors[0])
+    path.write_text('id,title,text\nr1,"One\n","tides\n"\n')
+    (draft,) = read(Source("table", path), pytest.fail)
+    assert (draft.title, draft.body) == ("One\n", "tides\n")
+
+
+def test_files_have_the_type_of_their_extension_and_records_with_dots_in_their_ids_have_none(tmp_path, store):
+    folder, corpus = tmp_path / "papers", tmp_path / "corpus.jsonl"
+    folder.mkdir()
+    for name in ("a.md", "report.v2.md"):
+        (folder / name).write_text("Tides.\n")
+    ids = ("scipy.stats.norm.pdf", "tides.pdf")
+    corpus.write_text("".join(json.dumps({"_id": id, "title": "", "text": "tides"}) + "\n" for id in ids))
+    load(Source("folder", folder), store, pytest.fail)
+    load(Source("beir", corpus), store, pytest.fail)
+    types = {each.id: each.type for each in store.changes(0, 9)}
+    assert types == {"a.md": "md", "report.v2.md": "md", "scipy.stats.norm.pdf": "", "tides.pdf": "pdf"}
 
 
 def test_a_table_in_a_folder_that_breaks_keeps_its_rows_and_a_row_that_went_goes(office, store):

@@ -174,7 +174,8 @@ def _cells(lines: Iterator[str], separator: str, width: int, path: Path) -> Iter
 
     number = 2
     for row in csv.reader(recorded(), delimiter=separator):
-        if not record[-1].endswith(("\n", "\r")) or len(record) > 1:
+        ends_inside = bool(row) and row[-1].endswith(("\n", "\r"))
+        if ends_inside or not record[-1].endswith(("\n", "\r")) or len(record) > 1:
             _check_closed(record, separator, number, path)
         number += len(record)
         record.clear()
