@@ -67,6 +67,18 @@ def test_what_may_have_been_meant_is_said(query, hint):
     assert not parse("plain words").hints
 
 
+@pytest.mark.parametrize(
+    ("query", "misread"),
+    [
+        ("before:Easter note:private norm", ["before:Easter", "note:private"]),
+        ("type:pdf note:x tide", ["note:x"]),
+        ("a* -note:x before:2020 tide", []),
+    ],
+)
+def test_the_places_of_what_was_misread_are_known(query, misread):
+    assert [query[place.start : place.stop] for place in parse(query).misread] == misread
+
+
 def test_silos_by_name_in_any_case_and_those_that_there_are_not():
     query = parse("silo:North silo:east -silo:east x")
     assert query.silos(["north", "east", "west"]) == ["north"]

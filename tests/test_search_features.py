@@ -13,6 +13,7 @@ from isthmus.engines import CannotNarrow
 from isthmus.errors import ServiceError
 from isthmus.service import wire
 from isthmus.service.display import digest_of
+from isthmus.service.query_language import parse
 from isthmus.service.results import folded, group_copies, has_more, in_order, suggestion_of
 from isthmus.service.settings import RequestLimits
 from isthmus.service.spelling import edits
@@ -223,6 +224,14 @@ class TestSpellings:
         both = {"a": rare, "b": of("b", ("tyde", ["tyre"]))}
         assert suggestion_of("tyde", both).words == {"tyde": "tyre"}
         assert suggestion_of("tyde", {}) is None
+        assert suggestion_of("note:tyde", {"a": rare}, parse("note:tyde").misread) is None
+        query = "note:tyde TYDE"
+        assert suggestion_of(query, {"a": rare}, parse(query).misread).query == "note:tyde tide"
+
+    def test_a_word_of_a_misread_filter_is_not_corrected(self, silos):
+        told = silos.search("note:watr powr", suggest=True)
+        assert told["suggestion"]["query"] == "note:watr power"
+        assert silos.search("before:watr", suggest=True)["suggestion"] is None
 
     @pytest.mark.parametrize(
         ("one", "other", "distance"),

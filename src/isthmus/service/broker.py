@@ -517,7 +517,7 @@ class Broker:
             offset=request.offset,
             more=end < wire.MOST_HITS and (len(likely) > end or has_more(lists, end, threshold)),
             facets=facets_of(answers) if request.facets else None,
-            suggestion=suggestion_of(request.query, answers) if request.suggest else None,
+            suggestion=suggestion_of(request.query, answers, query.misread) if request.suggest else None,
             took_ms=round((time.monotonic() - question.began) * 1000, 1),
         )
         return answer, len(likely)

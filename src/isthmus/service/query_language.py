@@ -65,6 +65,8 @@ class ParsedQuery:
     """Words by which hits are ranked and to which judgements refer; empty if the query has filters alone."""
     parts: tuple[Part, ...] = ()
     hints: tuple[str, ...] = field(default=(), compare=False)
+    misread: tuple[range, ...] = field(default=(), compare=False)
+    """Places in the query of parts that look like filters and were read as words."""
 
     def of(self, kind: Kind) -> tuple[str, ...]:
         """The values of one kind, each once."""
@@ -110,6 +112,7 @@ def parse(query: str) -> ParsedQuery:
     words: list[str] = []
     parts: list[Part] = []
     hints: list[str] = []
+    misread: list[range] = []
     for match in _PART.finditer(query):
         part, hint = _read(match)
         if part is not None and len(parts) == MOST_PARTS:
@@ -118,10 +121,11 @@ def parse(query: str) -> ParsedQuery:
             hints.append(hint)
         if part is None:
             words.append(match.group())
+            misread += [range(*match.span())] if hint and match["field"] else []
         else:
             parts.append(part)
             words += [part.value] if part.kind == "phrase" else []
-    return ParsedQuery(" ".join(words) if parts else query, tuple(parts), tuple(hints))
+    return ParsedQuery(" ".join(words) if parts else query, tuple(parts), tuple(hints), tuple(misread))
 
 
 def _read(match: re.Match[str]) -> tuple[Part | None, str]:

@@ -101,8 +101,11 @@ def facets_of(answers: Mapping[str, wire.NodeAnswer]) -> wire.Facets | None:
     )
 
 
-def suggestion_of(query: str, answers: Mapping[str, wire.NodeAnswer]) -> wire.Suggestion | None:
-    """Propose another spelling of words that are rare in every silo that reports spellings.
+def suggestion_of(
+    query: str, answers: Mapping[str, wire.NodeAnswer], misread: Sequence[range] = ()
+) -> wire.Suggestion | None:
+    """Propose another spelling of words that are rare in every silo that reports spellings, except in places
+    where the query was misread.
 
     A silo that has the word vetoes it. Of several spellings the nearest is chosen, then the one that most
     silos propose. Proposals that are not a single word with similar spelling are ignored: a silo could use
@@ -112,7 +115,8 @@ def suggestion_of(query: str, answers: Mapping[str, wire.NodeAnswer]) -> wire.Su
     rare = [{each.word for each in spellings} for spellings in proposals.values()]
     instead: dict[str, str] = {}
     silos: dict[str, None] = {}
-    for word in sorted(set.intersection(*rare)) if rare else ():
+    there = {each.group().lower() for each in _WORD.finditer(query) if not _is_within(each, misread)}
+    for word in sorted(there.intersection(*rare)) if rare else ():
         votes: Counter[str] = Counter()
         homes: dict[str, list[str]] = {}
         for silo, spellings in proposals.items():
@@ -127,12 +131,21 @@ def suggestion_of(query: str, answers: Mapping[str, wire.NodeAnswer]) -> wire.Su
             silos |= dict.fromkeys(homes[best])
     if not instead:
         return None
-    return wire.Suggestion(query=_respelled(query, instead), words=instead, silos=list(silos))
+    return wire.Suggestion(query=_respelled(query, instead, misread), words=instead, silos=list(silos))
 
 
-def _respelled(query: str, instead: Mapping[str, str]) -> str:
+def _respelled(query: str, instead: Mapping[str, str], misread: Sequence[range]) -> str:
     """Replace words of the query and leave the rest as it is."""
-    return _WORD.sub(lambda match: instead.get(match.group().lower(), match.group()), query)
+
+    def respelled(match: re.Match[str]) -> str:
+        word = match.group()
+        return word if _is_within(match, misread) else instead.get(word.lower(), word)
+
+    return _WORD.sub(respelled, query)
+
+
+def _is_within(match: re.Match[str], places: Sequence[range]) -> bool:
+    return any(match.start() in place for place in places)
 
 
 def narrowing_of(query: ParsedQuery) -> dict[str, Any]:
