@@ -26,6 +26,19 @@ def test_sources_and_the_text_of_the_page_are_values_whatever_they_contain(tmp_p
     assert read_node(tmp_path / "new" / "south" / "silo.toml").sources == (Source("folder", example.parent),)
 
 
+def test_the_readme_fits_the_sources(tmp_path):
+    page = PageText(queries=("read a file's lines",))
+    create_federation(tmp_path / "a", ["north"], sources={"north": (Source("beir", Path("x")),)}, page=page)
+    text = (tmp_path / "a" / "README.md").read_text()
+    assert """isthmus search 'read a file'"'"'s lines' --broker""" in text
+    assert "`sources` in `silo.toml` says where" in text
+    assert "*/documents" not in text
+    create_federation(tmp_path / "b", ["north"])
+    text = (tmp_path / "b" / "README.md").read_text()
+    assert "isthmus search 'first document' --broker" in text
+    assert "Put them into `*/documents`" in text
+
+
 def test_without_either_there_is_an_example_and_no_text(tmp_path):
     create_federation(tmp_path / "new", ["north"])
     assert read_broker(tmp_path / "new" / "broker.toml").page == PageText()

@@ -14,6 +14,7 @@ my-federation/
 from __future__ import annotations
 
 import secrets
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -40,6 +41,8 @@ EXAMPLES = (Source("folder", Path("documents")),)
 """Sources of a silo for which none are named: a folder with an example."""
 _SOURCES = "# Where documents come from; kinds: folder, table, beir, sql"
 _ELSEWHERE = "# Documents are in the engine below, which is only read."
+_ADD = "Put them into `*/documents`, or name other sources in `silo.toml`."
+_ADD_SOURCES = "`sources` in `silo.toml` says where a silo's documents come from."
 NO_TEXT = PageText()
 _LEVELS = {
     "full": "Terms are counted here in the documents' texts: scores compare with other silos'.",
@@ -111,7 +114,7 @@ def create_federation(
     make_keys(folder, names, broker=BROKER)
     introduce(folder, names)
     hash_key = secrets.token_urlsafe(24)
-    listed, starts = [], []
+    listed = []
     for at, name in enumerate(names, port + 1):
         own = (engines or {}).get(name) or (sources or {}).get(name, EXAMPLES)
         write_private(folder / name / "silo.toml", _silo(name, at, hash_key, own).encode())
@@ -120,7 +123,6 @@ def create_federation(
             example = template("example.md").format(name=name)
             (folder / name / "documents" / "example.md").write_text(example, encoding="utf-8")
         listed.append(_listed(name, at))
-        starts.append(f"isthmus node --config {name}/silo.toml")
     broker = template("broker.toml").format(
         port=port,
         silos="".join(listed),
@@ -128,15 +130,9 @@ def create_federation(
         queries=toml_value(page.queries),
     )
     write_private(folder / "broker.toml", broker.encode())
-    readme = template("README.md").format(
-        title=folder.name,
-        count=len(names) + 1,
-        starts="\n".join(starts),
-        port=port,
-        first=names[0],
-        query="words of a document" if engines else "first document",
+    (folder / "README.md").write_text(
+        _readme(folder.name, names, port, page, examples=not (engines or sources)), encoding="utf-8"
     )
-    (folder / "README.md").write_text(readme, encoding="utf-8")
     (folder / ".gitignore").write_text(template("gitignore"), encoding="utf-8")
     return [folder / "README.md", folder / "broker.toml", *(folder / name / "silo.toml" for name in names)]
 
@@ -156,6 +152,20 @@ def _silo(name: str, port: int, hash_key: str, own: Sequence[Source] | Attachmen
         form=form,
         forms='or "exact", or "none"' if form == "private" else "the engine's terms are not counted here",
         engine=tables,
+    )
+
+
+def _readme(title: str, names: Sequence[str], port: int, page: PageText, *, examples: bool) -> str:
+    """Return the next steps; `examples` says whether every silo has a folder with an example."""
+    query = page.queries[0] if page.queries else "first document" if examples else "words of a document"
+    return template("README.md").format(
+        title=title,
+        count=len(names) + 1,
+        starts="\n".join(f"isthmus node --config {name}/silo.toml" for name in names),
+        port=port,
+        first=names[0],
+        query=shlex.quote(query),
+        add=_ADD if examples else _ADD_SOURCES,
     )
 
 
