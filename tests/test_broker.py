@@ -128,6 +128,8 @@ class TestSearch:
             "[]",
         )
         assert [status(body.encode()) for body in bodies] == [200, 200, 422, 422, 422, 422]
+        refused = site.http.post("/v1/search", json={"query": "tides", "more": 1})
+        assert refused.json()["detail"] == "a field that is not known"
         assert 'path="/v1/search",status="200"' in site.http.get("/metrics").text
 
     def test_a_threshold_and_an_honest_empty_answer(self, site):

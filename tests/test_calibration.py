@@ -576,6 +576,8 @@ def test_mistakes_are_told() -> None:
         calibrate(run, "platt")
     with pytest.raises(DataError, match="0 of 40 judged rows are relevant"):
         calibrate(run, "platt", qrels=Qrels.from_dict({query: {"d0": 0} for query in run.queries}))
+    with pytest.raises(DataError, match=r"0 of 40 .* grade 5 or more .*highest .* 1: lower .*--relevant"):
+        calibrate(run, "platt", qrels=qrels, judging=Judging(5))
     with pytest.raises(DataError, match="cannot make 20 folds"):
         calibrate(run, "platt", qrels=qrels, folds=20)
     assert Isotonic().fit([0.0, 1.0], [0, 1]).probabilities([[0.5]]) == pytest.approx([0.5])

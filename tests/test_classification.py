@@ -117,6 +117,12 @@ def test_a_column_that_is_not_there_and_a_file_in_the_models_place_are_named(tmp
     train = as_csv(tmp_path / "train.csv", labelled(20))
     with pytest.raises(DataError, match=r"no column 'nope' \(name it with --text COLUMN; there are .*text"):
         read_labelled(train, text="nope")
+    with pytest.raises(
+        DataError, match=r"no label set and no path 'nowhere.csv' .*one of twitter, .*-also\)$"
+    ):
+        read_labelled("nowhere.csv")
+    with pytest.raises(DataError, match="did you mean 'pydocs-labels'"):
+        read_labelled("pydocs-lables")
     refused = isthmus("classify", "fit", "nowhere.csv", "-o", str(train), check=False)
     assert refused.returncode == 2
     assert "is a file" in refused.stderr
@@ -234,7 +240,12 @@ def test_the_command_line_learns_predicts_and_evaluates(tmp_path: Path) -> None:
     assert answers[1]["label"] == "", "nothing tells what it is about"
     shown = isthmus("classify", "evaluate", str(train), "--precision", "0.8").stdout
     assert "Top-1 ECE" in shown
-    assert "abstaining from" in shown
+    sentence = (
+        r"For a precision of 0\.8: answer where the probability is at least 0\.\d{3}, and abstain from the "
+        r"other [\d.]+ % of texts\. [\d.]+ % of these answers were right "
+        r"\(95 % interval: [\d.]+ % to [\d.]+ %\)\."
+    )
+    assert re.search(sentence, " ".join(shown.split()))
     other = as_csv(tmp_path / "other.csv", labelled(100, seed=4))
     judged = json.loads(isthmus("classify", "evaluate", str(other), "--model", str(model), "--json").stdout)
     assert judged["measures"]["texts"] == 100

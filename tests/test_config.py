@@ -112,6 +112,7 @@ def test_an_unknown_key_unlike_any_lists_them() -> None:
         ({"measures": ["MAP", 3]}, "measures[1]", "a string"),
         ({"span": [1]}, "span", "a list of 2: a whole number, a number"),
         ({"probe": 2.5}, "probe", 'a whole number or a path or "none"'),
+        ({"probe": ""}, "probe", 'a whole number or a path or "none"'),
         ({"limits": {"x": "y"}}, "limits.x", "a number"),
         ({"limits": 3}, "limits", "a table"),
         ({"peers": [{"name": 3}]}, "peers[0].name", "a string"),

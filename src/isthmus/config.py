@@ -169,7 +169,7 @@ _SCALARS: dict[Any, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
     float: ("a number", _number(int, float), float),
     str: ("a string", lambda value: isinstance(value, str), lambda value: value),
     bytes: ("bytes", lambda value: isinstance(value, bytes), bytes),
-    Path: ("a path", lambda value: isinstance(value, (str, PathLike)), Path),
+    Path: ("a path", lambda value: isinstance(value, (str, PathLike)) and str(value) != "", Path),
     NoneType: (f'"{NONE}"', lambda value: value is None or value == NONE, lambda value: None),
 }
 """For every scalar type: its description, a test of whether a value suits it, and the conversion."""

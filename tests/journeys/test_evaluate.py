@@ -146,6 +146,13 @@ def test_bad_input_is_one_line(folder: Path, text: str, said: str) -> None:
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("verb", ["evaluate", "compare"])
+def test_a_run_in_the_place_of_judgements_is_named(folder: Path, verb: str) -> None:
+    _, err = isthmus(folder, verb, "good.run", "qrels", "bad.run", status=1)
+    told = "good.run: is a run, where judgements were expected (judgements come first, then runs)"
+    assert err == f"isthmus: {told}\n"
+
+
 def test_an_unknown_measure_names_the_nearest(folder: Path) -> None:
     _, err = isthmus(folder, "evaluate", "qrels", "good.run", "-m", "nDGC@10", status=1)
     assert "nDCG" in err

@@ -254,7 +254,16 @@ def test_values_of_every_query_make_the_tables_again(
             ["fuse", "{bm25}", "{other}", "-o", "x"],
             "the runs have no query in common: bm25-validation.run (q0",
         ),
+        (
+            ["fuse", "{bm25}", "{dense}", "{bm25}", "-o", "x"],
+            "is named 2 times: it would be fused with itself",
+        ),
         (["calibrate", "{bm25}", "-o", "x"], "--qrels FILE to learn from"),
+        (["calibrate", "{bm25}", "--qrels", "{qrels}", "--relevant", "5", "-o", "x"], "grade 5 or more"),
+        (
+            ["calibrate", "{bm25}", "--qrels", "{qrels}", "--precision", "1", "-o", "x"],
+            "no threshold reaches a precision of 1: the best on judged rows is ",
+        ),
         (["calibrate", "{bm25}", "--qrels", "{test}", "-o", "x"], "0 judged rows are relevant"),
     ],
 )

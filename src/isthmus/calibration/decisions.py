@@ -84,7 +84,7 @@ class ThresholdCurve:
         if not good.any():
             best = self.precision[self.kept >= least].max(initial=0.0)
             raise DataError(
-                f"no threshold reaches a precision of {precision:g}: the best on validation is {best:.3f}",
+                f"no threshold reaches a precision of {precision:g}: the best on judged rows is {best:.3f}",
                 cure="ask for less, or judge more queries",
             )
         return float(self.thresholds[np.flatnonzero(good)[-1]])
@@ -103,7 +103,7 @@ class ThresholdCurve:
         if not len(reached):
             highest = self.thresholds.max(initial=0.0)
             raise DataError(
-                f"no row on validation reaches a probability of {threshold:g}: the highest is {highest:.3f}",
+                f"no judged row reaches a probability of {threshold:g}: the highest is {highest:.3f}",
                 cure="take a lower threshold",
             )
         at = int(reached[-1])

@@ -372,6 +372,12 @@ def _labelled(run: Run, qrels: Qrels, judging: Judging) -> tuple[NDArray[np.bool
     """Return the masks of relevant rows and of rows to learn from. Raises DataError unless the latter have
     both classes."""
     relevant, known = judging.of(run, qrels)
+    if judging.threshold > 1 and known.any() and not (relevant & known).any():
+        highest = run.grades(qrels)[known].max(initial=0)
+        raise DataError(
+            f"{run.name or 'the run'}: 0 of {known.sum()} judged rows have grade {judging.threshold} or more",
+            cure=f"the highest grade there is {highest}: lower the grade that is relevant (--relevant)",
+        )
     if not (relevant & known).any() or not (known & ~relevant).any():
         raise DataError(
             f"{run.name or 'the run'}: {(relevant & known).sum()} of {known.sum()} judged rows are relevant",

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import IntArray
 from isthmus.classification.sparse import BATCH, Sparse, from_lists
-from isthmus.corpora import load, read_header, read_xmc, stream_xmc
-from isthmus.errors import DataError
+from isthmus.corpora import LABEL_SETS, available, load, read_header, read_xmc, stream_xmc
+from isthmus.errors import DataError, nearest
 from isthmus.tables import Corpus, Documents, Qrels, read_all, read_blocks
 
 TEXT = ("text", "texts", "content", "body", "sentence", "document", "message", "question", "review", "title")
@@ -171,7 +171,12 @@ def read_labelled(
     folders = sorted(each for each in path.iterdir() if each.is_dir()) if path.is_dir() else []
     if folders and not (path / "labels.txt").exists():
         return _labelled(_folder_rows(folders), descriptions or {}, path)
-    return _of_corpus(load(str(data)), descriptions or {})
+    name = str(data)
+    if not (path.exists() or name in available() or name.startswith("irds:")):
+        close = nearest(name, LABEL_SETS)
+        cure = f"did you mean {close!r}?" if close else f"give a path, or one of {', '.join(LABEL_SETS)}"
+        raise DataError(f"no label set and no path {name!r}", cure=cure)
+    return _of_corpus(load(name), descriptions or {})
 
 
 def read_texts(data: str | PathLike[str], *, text: str | None = None) -> tuple[list[str], list[str]]:

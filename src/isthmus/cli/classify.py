@@ -288,9 +288,10 @@ def _described(report: ClassificationReport, precision: float) -> str:
     try:
         decision = report.decision(precision)
         texts.append(
-            f"For a precision of {precision:g}: answer from a probability of {decision['threshold']:.3f} "
-            f"({decision['precision']:.3f}, {decision['low']:.3f} to {decision['high']:.3f}), "
-            f"abstaining from {100 * decision['abstained']:.1f} % of texts."
+            f"For a precision of {precision:g}: answer where the probability is at least "
+            f"{decision['threshold']:.3f}, and abstain from the other {100 * decision['abstained']:.1f} % "
+            f"of texts. {100 * decision['precision']:.1f} % of these answers were right "
+            f"(95 % interval: {100 * decision['low']:.1f} % to {100 * decision['high']:.1f} %)."
         )
     except DataError as error:
         texts.append(str(error))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from isthmus.evaluation import Evaluation
     from isthmus.report import Table
     from isthmus.retrieval import Retriever
-    from isthmus.tables import Corpus, Documents
+    from isthmus.tables import Corpus, Documents, Qrels
 
 PROFILES = ("trec_eval", "lightgbm", "sklearn")
 FORMATS = ("text", "markdown", "latex", "html")
@@ -111,7 +111,7 @@ def _evaluations(arguments: argparse.Namespace, paths: Sequence[str]) -> tuple[E
 
     if arguments.per_query:
         check_per_query(arguments.per_query)
-    qrels = read_qrels(arguments.qrels)
+    qrels = _judgements(arguments.qrels)
     propensity = Propensity.of_qrels(read_qrels(arguments.propensity)) if arguments.propensity else None
     how = {"profile": arguments.profile, "propensity": propensity}
     evaluations = tuple(
@@ -123,6 +123,21 @@ def _evaluations(arguments: argparse.Namespace, paths: Sequence[str]) -> tuple[E
         rows = (row for one in evaluations for row in per_query_rows(one, **about))
         write_per_query(rows, arguments.per_query)
     return evaluations
+
+
+def _judgements(path: str) -> Qrels:
+    """Read judgements. The error for a run in their place says which file comes first."""
+    from isthmus.tables import read_qrels, read_run
+
+    try:
+        return read_qrels(path)
+    except DataError as error:
+        try:
+            read_run(path)
+        except DataError:
+            raise error from None
+        problem = "is a run, where judgements were expected"
+        raise DataError(problem, file=path, cure="judgements come first, then runs") from None
 
 
 def _print_table(arguments: argparse.Namespace, table: Table) -> None:

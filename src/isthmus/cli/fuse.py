@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +153,7 @@ def _fuse(arguments: argparse.Namespace) -> None:
     )
     if arguments.calibrated and arguments.confidence:
         raise ConfigError("--calibrated and --confidence both say where probabilities are", key="confidence")
+    _check_different([] if arguments.confidence else arguments.runs)
     runs = _told_apart(_read(arguments), arguments.runs)
     _check_queries(runs)
     qrels = read_qrels(arguments.qrels) if arguments.qrels else None
@@ -255,6 +257,18 @@ def _told_apart(runs: list[Run], paths: list[str]) -> list[Run]:
     if len({run.name for run in runs}) == len(runs):
         return runs
     return [run.named(Path(path).name) for run, path in zip(runs, paths, strict=True)]
+
+
+def _check_different(paths: list[str]) -> None:
+    """Raise a ConfigError for a file that is named twice."""
+    names = [Path(path).resolve() for path in paths if not Path(path).is_fifo()]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigError(
+                f"{name} is named {count} times: it would be fused with itself",
+                key="runs",
+                expected="different runs, or --weights for more weight",
+            )
 
 
 def _check_queries(runs: list[Run]) -> None:

@@ -1,3 +1,4 @@
+from isthmus.corpora.catalogue import LABEL_SETS as LABEL_SETS
 from isthmus.corpora.catalogue import SYNTHETIC as SYNTHETIC
 from isthmus.corpora.catalogue import available as available
 from isthmus.corpora.catalogue import load as load

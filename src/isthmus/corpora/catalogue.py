@@ -64,6 +64,8 @@ COLLECTED: dict[str, Callable[[], Corpus]] = {
     "pydocs-see-also": labels.pydocs_see_also,
 }
 """Collections made from packages that every installation has."""
+LABEL_SETS = ("twitter", "trec", "reuters", "pydocs-labels", "pydocs-modules", "pydocs-see-also")
+"""The collections whose documents are labels and whose queries are labelled texts."""
 BUILT_IN = (*COLLECTED, *SYNTHETIC)
 ALL_SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 DEALT_FOLDS = 5

@@ -122,7 +122,7 @@ def problem_of(error: Exception) -> HttpProblem:
         # later parts of the location may be the sender's own words
         where = ".".join(str(part) for part in first["loc"][1:2])
         known = where if where.isidentifier() and first["type"] != "extra_forbidden" else ""
-        plain = {"extra_forbidden": "a key that is not known", "json_invalid": "the body is not JSON"}
+        plain = {"extra_forbidden": "a field that is not known", "json_invalid": "the body is not JSON"}
         other = plain.get(first["type"], "the request is not of the documented form")
         return HttpProblem(422, f"{known}: {first['msg']}" if known else other)
     if isinstance(error, Refused):
