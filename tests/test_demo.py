@@ -211,7 +211,7 @@ def test_the_command_to_search_can_be_pasted_from_a_narrow_terminal(monkeypatch,
     monkeypatch.setattr(signal, "signal", lambda *handler: None)
     monkeypatch.setattr("sys.argv", ["bin/isthmus"])
     url, key = "http://127.0.0.1:8640", "out/demo/federation/broker/admin.key"
-    command._serve(SimpleNamespace(link=f"{url}/#/search", url=url, key=key, check=interrupted))
+    command._serve(SimpleNamespace(link=f"{url}/#/search", url=url, key=key, check_serving=interrupted))
     pasted = capsys.readouterr().err.partition("or with\n")[2].partition("\nCtrl-C")[0]
     assert max(map(len, pasted.splitlines())) <= 60
     words = shlex.split(pasted.replace("\\\n", ""))
