@@ -48,6 +48,15 @@ SLOW_STREAM = """() => {
   } }));
 }"""
 """A broker whose answer comes bit by bit."""
+ROUND = {"seconds": 1.0, "asked": ["north"], "weights": {"north": 1.0}, "risks": {}, "rejected": {}}
+RUN = {
+    "run": "journey",
+    "strategy": "fedavg",
+    "finished": True,
+    "final": {},
+    "rounds": [{**ROUND, "round": at, "measure": 0.5 + at / 10} for at in (1, 2, 3)],
+}
+"""What a broker says of a run of `isthmus train`."""
 
 
 def judged(silo, retriever, right):
@@ -225,13 +234,15 @@ def test_everything_by_keyboard_alone(browser, silos):
         assert page.locator(".card details[open]").count() == 1
         assert page.url.endswith("#/silos"), "it leads to the content, not to another view"
         # every view by its link, and the focus is on its heading
-        for view in ("Training", "Calibration", "Requests"):
+        for view in ("Training", "Requests", "Calibration"):
             press(page, view, "Shift+Tab")
             page.wait_for_function(
                 "view => (e => e.tagName === 'H1' && e.textContent === view)(document.activeElement)",
                 arg=view,
             )
             assert page.title() == f"{view} · Isthmus"
+        page.locator("#keep").wait_for()
+        tab_to(page, "keep")  # a slider, in which nobody types
         page.keyboard.press("/")
         page.wait_for_function("() => document.activeElement.id === 'query'")
         page.keyboard.type("tidal")
@@ -269,6 +280,23 @@ def test_everything_by_keyboard_alone(browser, silos):
         for wanted in ("page=2", "tidal", "type", "tidal"):
             page.go_back()
             page.wait_for_function("wanted => location.hash.includes(wanted)", arg=wanted)
+
+
+def test_charts_of_training_fit_a_window_that_has_changed(browser, silos):
+    with page_at(browser, silos, "silos", viewport={"width": 1280, "height": 850}) as page:
+        page.route("**/v1/training", lambda route: route.fulfill(json=RUN))
+        page.goto(f"{silos.http.base_url}/#/training")
+        label = page.locator("svg.chart .tick").first
+        label.wait_for()
+        heights = []
+        for width in (1280, 390, 1280):
+            page.set_viewport_size({"width": width, "height": 850})
+            page.wait_for_function(
+                "wide => document.querySelector('svg.chart').viewBox.baseVal.width === wide",
+                arg=min(640, width - 80),
+            )
+            heights.append(label.bounding_box()["height"])
+        assert min(heights) > 0.8 * max(heights), heights
 
 
 def test_suggestions_while_typing_are_the_operators_queries_and_ones_own(browser, silos):

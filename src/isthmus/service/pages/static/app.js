@@ -55,10 +55,10 @@ function noRights() {
 
 const sentence = (text) => text && `${text[0].toUpperCase()}${text.slice(1)}${/[.?!]$/.test(text) ? "" : "."}`;
 
-/** What went wrong, in the place where the answer would be; a missing key asks for one. */
-function failed(error, where = place) {
+/** What went wrong, in the place where the answer would be; a missing key asks for one, and says why that of a link is none (`refusal`). */
+function failed(error, where = place, refusal = "") {
   if (error.name === "AbortError") return;
-  if (error.status === 401) { signIn(error.detail).catch((other) => failed(other)); return; }
+  if (error.status === 401) { signIn(error.detail, refusal).catch((other) => failed(other)); return; }
   const wait = error.wait ? ` Try again in ${error.wait} s.` : "";
   show(where, make("div", { class: "notice bad", role: "alert" },
     make("strong", {}, error.title ?? "Something went wrong"), make("p", {}, `${sentence(error.detail ?? error.message)}${wait}`)));
@@ -73,9 +73,9 @@ const REFUSALS = {
 };
 
 /** The ways in: through a provider, with an API key, or both. */
-async function signIn(detail = "") {
+async function signIn(detail, ofLink) {
   const [, parameters] = address();
-  const refusal = REFUSALS[parameters.get("signin")];
+  const refusal = ofLink || REFUSALS[parameters.get("signin")];
   const ways = await api.ways();
   who = { name: "anonymous", scopes: [] };
   identify(who);
@@ -163,8 +163,9 @@ function colours() {
 }
 
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input:not([type=checkbox]), textarea, select");
-  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  const typing = event.target.closest("input:not([type=checkbox], [type=range]), textarea, select");
+  const slides = event.target.matches("input[type=range]") && event.key.startsWith("Arrow");
+  if (typing || slides || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "/") {
     event.preventDefault();
     if (address()[0] !== "search") location.hash = "#/search";
@@ -172,27 +173,29 @@ document.addEventListener("keydown", (event) => {
   } else if (address()[0] === "search") search.key(event);
 });
 
-/** A key in the address, after the # where no server sees it, is taken out, and used by whoever has none yet. */
+/** A key in the address, after the # where no server sees it, is taken out, and used by whoever has none yet. Returns why it is none, or "". */
 async function useKey() {
   const [name, parameters] = address();
   const key = parameters.get("key");
-  if (!key) return;
+  if (!key) return "";
   parameters.delete("key");
   history.replaceState(null, "", `#/${name}${[...parameters].length ? `?${parameters}` : ""}`);
   const unknown = await api.me().then(() => false, (error) => error.status === 401);
-  if (unknown) await api.enter(key).catch(() => {}); // a wrong one is asked for again
+  if (!unknown) return "";
+  return api.enter(key).then(() => "", (error) => (error.status === 401 ? "The key of this link is unknown, revoked or expired." : error.message));
 }
 
 async function begin() {
+  let refusal = "";
   try {
-    await useKey();
+    refusal = await useKey();
     who = await api.me();
     identify(who);
     goBack();
     warn(who.expires);
     await route();
   } catch (error) {
-    failed(error);
+    failed(error, place, refusal);
   }
 }
 

@@ -3,7 +3,7 @@
 import { decimal, draw, percent, signed } from "./dom.js";
 
 /** A phone gets a narrower drawing, not a smaller one: its letters stay readable. */
-const WIDE = Math.max(300, Math.min(640, document.documentElement.clientWidth - 80));
+export const wide = () => Math.max(300, Math.min(640, document.documentElement.clientWidth - 80));
 const HIGH = 250, LEFT = 52, RIGHT = 12, TOP = 22, BOTTOM = 36;
 
 function ticks(low, high, wanted = 5) {
@@ -14,12 +14,13 @@ function ticks(low, high, wanted = 5) {
   return found;
 }
 
-function frame(label, width = WIDE, height = HIGH) {
+function frame(label, width, height = HIGH) {
   return draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, class: "chart" });
 }
 
 /** Series of [x, y] points over one pair of axes. */
 export function lines(series, { x, y, zero = false }) {
+  const width = wide();
   const points = series.flatMap((each) => each.points);
   const xs = points.map(([at]) => at), ys = points.map(([, at]) => at);
   const [left, right] = [Math.min(...xs), Math.max(...xs, Math.min(...xs) + 1)];
@@ -27,18 +28,18 @@ export function lines(series, { x, y, zero = false }) {
   if (high - low < 1e-9) { low -= 0.01; high += 0.01; }
   const room = (high - low) * 0.06;
   [low, high] = [zero ? low : low - room, high + room];
-  const px = (value) => LEFT + ((value - left) / (right - left)) * (WIDE - LEFT - RIGHT);
+  const px = (value) => LEFT + ((value - left) / (right - left)) * (width - LEFT - RIGHT);
   const py = (value) => HIGH - BOTTOM - ((value - low) / (high - low)) * (HIGH - TOP - BOTTOM);
   const last = series.map((each) => `${each.name} ${decimal(each.points.at(-1)[1], 3)}`).join(", ");
-  const chart = frame(`${y} by ${x}; last: ${last}`);
+  const chart = frame(`${y} by ${x}; last: ${last}`, width);
   for (const at of ticks(low, high)) {
-    chart.append(draw("line", { class: "grid", x1: LEFT, x2: WIDE - RIGHT, y1: py(at), y2: py(at) }),
+    chart.append(draw("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: py(at), y2: py(at) }),
       draw("text", { class: "tick", x: LEFT - 8, y: py(at) + 4, "text-anchor": "end" }, String(at)));
   }
   for (const at of ticks(left, right, 8).filter(Number.isInteger)) {
     chart.append(draw("text", { class: "tick", x: px(at), y: HIGH - BOTTOM + 18, "text-anchor": "middle" }, String(at)));
   }
-  chart.append(draw("text", { class: "tick", x: WIDE - RIGHT, y: HIGH - 4, "text-anchor": "end" }, x),
+  chart.append(draw("text", { class: "tick", x: width - RIGHT, y: HIGH - 4, "text-anchor": "end" }, x),
     draw("text", { class: "tick", x: 4, y: TOP }, y));
   for (const { name, className, points: path } of series) {
     const steps = path.map(([a, b], at) => `${at ? "L" : "M"}${px(a).toFixed(1)} ${py(b).toFixed(1)}`).join("");
@@ -51,11 +52,11 @@ export function lines(series, { x, y, zero = false }) {
 
 /** Differences with their intervals, a row each, and a line at zero: [{name, mean, low, high, className}]. */
 export function intervals(rows, label, x) {
-  const high = 26, left = 76, height = TOP + rows.length * high + BOTTOM + 8;
+  const high = 26, left = 76, width = wide(), height = TOP + rows.length * high + BOTTOM + 8;
   const low = Math.min(0, ...rows.map((row) => row.low)), most = Math.max(0, ...rows.map((row) => row.high));
   const room = (most - low || 0.01) * 0.06;
-  const px = (value) => left + ((value - low + room) / (most - low + 2 * room || 1)) * (WIDE - left - RIGHT);
-  const chart = frame(label, WIDE, height);
+  const px = (value) => left + ((value - low + room) / (most - low + 2 * room || 1)) * (width - left - RIGHT);
+  const chart = frame(label, width, height);
   for (const at of ticks(low, most)) {
     chart.append(draw("line", { class: at === 0 ? "ideal" : "grid", x1: px(at), x2: px(at), y1: TOP, y2: height - BOTTOM - 8 }),
       draw("text", { class: "tick", x: px(at), y: height - BOTTOM + 10, "text-anchor": "middle" }, String(at)));
@@ -67,28 +68,28 @@ export function intervals(rows, label, x) {
       draw("circle", { class: `dot ${row.className}`, cx: px(row.mean), cy: y, r: 4 },
         draw("title", {}, `${row.name}: ${signed(row.mean, 3)} (${signed(row.low, 3)} to ${signed(row.high, 3)})`)));
   });
-  chart.append(draw("text", { class: "tick", x: WIDE - RIGHT, y: height - 4, "text-anchor": "end" }, x));
+  chart.append(draw("text", { class: "tick", x: width - RIGHT, y: height - 4, "text-anchor": "end" }, x));
   return chart;
 }
 
 /** Many silos: a row each, a column per round, darker is more. */
 export function heat(series, rounds) {
-  const high = 14, shown = series.slice(0, 60);
+  const high = 14, width = wide(), shown = series.slice(0, 60);
   const height = TOP + shown.length * high + BOTTOM;
   const place = new Map(rounds.map((round, at) => [round, at]));
-  const wide = (WIDE - 110 - RIGHT) / rounds.length;
+  const column = (width - 110 - RIGHT) / rounds.length;
   const most = Math.max(...shown.flatMap((each) => each.points.map(([, value]) => value)), 1e-12);
-  const chart = frame(`${shown.length} silos over ${rounds.length} rounds, darker is more`, WIDE, height);
+  const chart = frame(`${shown.length} silos over ${rounds.length} rounds, darker is more`, width, height);
   shown.forEach(({ name, points }, row) => {
     chart.append(draw("text", { class: "tick", x: 104, y: TOP + row * high + 11, "text-anchor": "end" }, name.slice(0, 16)));
     for (const [round, value] of points) {
       chart.append(draw("rect", {
-        class: "cell", x: 110 + place.get(round) * wide, y: TOP + row * high, width: Math.max(wide - 0.5, 1), height: high - 1,
+        class: "cell", x: 110 + place.get(round) * column, y: TOP + row * high, width: Math.max(column - 0.5, 1), height: high - 1,
         "fill-opacity": Math.max(0.05, value / most).toFixed(2),
       }, draw("title", {}, `${name}, round ${round}: ${decimal(value, 3)}`)));
     }
   });
-  chart.append(draw("text", { class: "tick", x: WIDE - RIGHT, y: height - 6, "text-anchor": "end" }, "round"));
+  chart.append(draw("text", { class: "tick", x: width - RIGHT, y: height - 6, "text-anchor": "end" }, "round"));
   return chart;
 }
 

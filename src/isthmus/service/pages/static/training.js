@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { chip, count, decimal, hue, make, moment, percent, rememberSilos, several, show, signed, table } from "./dom.js";
-import { heat, intervals, lines } from "./charts.js";
+import { heat, intervals, lines, wide } from "./charts.js";
 import { pause } from "./silos.js";
 
 const EVERY = 2000;
@@ -16,12 +16,13 @@ export async function open(view, { signal, failed, may }) {
   const parts = { state: make("div"), versions: make("div"), rounds: make("div") };
   const problem = make("div", { role: "status" });
   show(view, make("div", { class: "page" }, make("h1", {}, "Training"), problem, parts.state, parts.versions, parts.rounds));
-  const marks = {};
-  /** Draw a part anew where what it shows has changed; details stay open, and the focus where it was. */
+  const marks = {}, again = {};
+  /** Draw a part anew where what it shows, or the width of its charts, has changed; details stay open, and the focus where it was. */
   const draw = (name, value, picture) => {
-    const mark = JSON.stringify(value);
+    const mark = JSON.stringify([value, wide()]);
     if (marks[name] === mark) return;
     marks[name] = mark;
+    again[name] = () => draw(name, value, picture);
     const place = parts[name], opened = new Map([...place.querySelectorAll("details")].map((each) => [each.dataset.version, each.open]));
     const focus = place.contains(document.activeElement) ? document.activeElement.dataset.act : null;
     show(place, picture(value));
@@ -40,6 +41,7 @@ export async function open(view, { signal, failed, may }) {
     draw("state", { ...learning, versions: learning.versions.length }, () => progress(learning, may("admin"), act));
     draw("versions", [learning.versions, learning.state === "running"], () => versions(learning, may("admin"), act));
   };
+  window.addEventListener("resize", () => { for (const redraw of Object.values(again)) redraw(); }, { signal });
   let lost = false; // whether the problem that is shown is that nothing was to be had
   while (!signal.aborted) {
     try {
@@ -107,7 +109,7 @@ function verdict(version) {
 function record(record) {
   const names = Object.keys(record.models ?? {});
   return make("div", {}, record.models ? [
-    make("p", { class: "hint" }, `${several(record.queries, "judged query", "judged queries")} with ${several(record.relevant, "relevant document")} in ${several(record.silos.length, "silo")}, `
+    make("p", { class: "hint" }, `${several(record.queries, "judged query", "judged queries")} with ${several(record.relevant, "relevant document")} found by the search in ${several(record.silos.length, "silo")}, `
       + `${record.folds} folds; ${several(record.rows, "row")}, ${several(record.questions, "question")} to each silo, ${decimal(record.seconds, 1)} s. `
       + "nDCG@10 says how good the first ten hits of a query are, from 0 to 1; no model is measured on queries that it has learned from."),
     table("Models tried, cross-validated", ["model", "parameters", "nDCG@10", "to the baseline", "helped", "hurt", "lost over 0.2 (share, at most)"], names.map((name) => {
