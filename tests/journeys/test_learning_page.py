@@ -157,6 +157,10 @@ def test_probabilities_a_threshold_and_the_silo_without_the_model(federation, br
         assert "current model" in remark
         assert page.get_by_text("No judged query is like this one").count() == 0
         assert page.get_by_text("Percentages are too high").count() == 0
+        press(page, "Why this result?")
+        page.get_by_role("cell", name="list and curve").first.wait_for()
+        page.locator("#percentages summary").click()
+        page.get_by_text("relevant documents found by the search").wait_for()
         searched(page, "north3 south7 west9")
         page.get_by_text("No judged query is like this one").wait_for()
         best = max(float(text.strip("<> %")) for text in page.locator(".chance .number").all_inner_texts())
@@ -167,10 +171,11 @@ def test_probabilities_a_threshold_and_the_silo_without_the_model(federation, br
         page.goto(f"http://127.0.0.1:{federation.port}/#/search?q=tide+wave")
         page.locator(".hit", has_text="tide").first.wait_for()
         slider.focus()
-        for _ in range(19):
-            page.keyboard.press("ArrowRight")
+        for key in ["ArrowRight", "ArrowDown", *["ArrowRight"] * 19]:  # the slider's, not the hits'
+            page.keyboard.press(key)
         page.locator(".status", has_text="left out").wait_for()
         assert "above=0.95" in page.url
+        page.get_by_text(re.compile(r"of the best 20 of each silo, \d+ are less likely")).wait_for()
         look_over(page, "nothing above the threshold")
         press(page, "Show all hits")
         page.locator(".hit", has_text="tide").first.wait_for()
@@ -180,6 +185,9 @@ def test_probabilities_a_threshold_and_the_silo_without_the_model(federation, br
         page.wait_for_function("() => location.hash.includes('above=0.95')")
         page.go_back()  # all steps of the slider are one
         page.wait_for_function("() => !location.hash.includes('above')")
+        page.goto(f"http://127.0.0.1:{federation.port}/#/search?q=tide+wave&above=7")
+        page.wait_for_function("() => location.hash.includes('above=0.95')")
+        assert page.locator(".threshold output").inner_text() == "95 %"
         page.goto(f"http://127.0.0.1:{federation.port}/#/search?q=tide+wave+silo:north")
         page.locator(".chance .number").first.wait_for()
         assert page.get_by_text("Percentages are too high").count() == 0
@@ -220,6 +228,11 @@ def test_an_administrator_revokes_a_key_and_presses_twice(federation, browser):
         page.get_by_label("API key", exact=True).wait_for()
         assert page.locator("nav[aria-label=Views] a:visible").count() == 0
         look_over(page, "sign in")
+        page.goto(f"http://127.0.0.1:{federation.port}/#/search?key=bad&q=lamp")
+        problem = "The key of this link is unknown, revoked or expired."
+        page.get_by_role("alert").get_by_text(problem).wait_for()
+        assert page.url.endswith("#/search?q=lamp")
+        look_over(page, "a bad key in a link")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

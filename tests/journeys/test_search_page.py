@@ -7,15 +7,24 @@ import time
 import pytest
 
 from browsing import look_over, opened
-from searching_silos import OPEN, searching
+from isthmus.service.stores import Draft
+from searching_silos import NORTH, OPEN, SOUTH, searching
 
 pytestmark = pytest.mark.timeout(600)
 PATIENCE = 60.0
+FORMS = Draft(
+    "forms.md",
+    "Forms",
+    "Normalize a norm, or two norms: an open door opens, opening is an operation. A test tested queries of"
+    " a query. Les cafés; тест тесты; 漢字 漢.",
+)
+"""Words in several forms, and words that only begin alike."""
 
 
 @pytest.fixture(scope="module")
 def silos(tmp_path_factory):
-    with searching(tmp_path_factory.mktemp("page"), {"north": OPEN, "south": OPEN}) as made:
+    drafts = {"north": [*NORTH, FORMS], "south": SOUTH}
+    with searching(tmp_path_factory.mktemp("page"), dict.fromkeys(drafts, OPEN), drafts=drafts) as made:
         yield made
 
 
@@ -123,6 +132,40 @@ def test_duplicates_hints_and_marks(page):
     assert "no silo is called nowhere" in page.inner_text("#understood")
 
 
+def test_words_are_marked_by_their_stems(page):
+    for query, marks in {
+        "norm": {"norm", "norms"},
+        "norm*": {"Normalize", "norm", "norms"},
+        "testing a hypothesis, openings": {"test", "tested", "open", "opens", "opening"},
+        "query": {"queries", "query"},
+        "café": {"cafés"},
+        "тест": {"тест", "тесты"},
+        "漢字": {"漢字"},
+    }.items():
+        asked(page, query)
+        assert set(page.locator(".hit:has-text('Forms') mark").all_inner_texts()) == marks, query
+
+
+@pytest.mark.parametrize("filters", ["silo:north+tide&without=north", "tide&without=north&without=south"])
+def test_filters_that_leave_no_silo_to_ask_are_said_and_undone(browser, silos, filters):
+    with opened(browser, f"{silos.http.base_url}/#/search?q={filters}", patience=PATIENCE) as shown:
+        shown.get_by_text("The filters leave no silo to ask.").wait_for()
+        assert "answered" not in shown.inner_text(".status")
+        assert shown.locator(".status .bad").count() == 0
+        look_over(shown, "no silo to ask")
+        shown.get_by_role("link", name="Ask all silos").click()
+        shown.wait_for_selector(".hit")
+        assert shown.url.endswith("#/search?q=tide")
+        assert shown.locator("#silo-filter :checked").count() == 2
+
+
+@pytest.mark.parametrize("above", ["7", "-1", "abc"])
+def test_a_threshold_in_the_address_that_is_none_does_no_harm(browser, silos, above):
+    with opened(browser, f"{silos.http.base_url}/#/search?q=tide&above={above}", patience=PATIENCE) as shown:
+        shown.wait_for_selector(".hit")
+        assert shown.get_by_role("alert").count() == 0
+
+
 def test_at_390_pixels_facets_stand_below_and_nothing_is_cut_off(browser, silos):
     size = {"viewport": {"width": 390, "height": 844}}
     with opened(browser, f"{silos.http.base_url}/#/search?q=tidal", patience=PATIENCE, **size) as shown:
@@ -130,3 +173,6 @@ def test_at_390_pixels_facets_stand_below_and_nothing_is_cut_off(browser, silos)
         hits, facets = (shown.locator(each).bounding_box() for each in (".hits", ".facets"))
         assert facets["y"] >= hits["y"] + hits["height"]
         look_over(shown, "facets", (390,))
+        for query in (f"tidal -{'x' * 300}", f"tidal silo:{'x' * 90}", f"tidal type:{'x' * 90}"):
+            asked(shown, query)
+            look_over(shown, "a long filter", (390,))

@@ -16,22 +16,26 @@ const MEANT = {
 };
 const PAUSE = 250; // milliseconds between two questions of one person
 const PAGE = 20, DEEPEST = 100; // hits of a page, and of all pages
+const HIGHEST = 0.95; // threshold
 const SHOWN = 8; // values of a facet
 const PATIENT = 300; // milliseconds after which people are told who is being waited for
 const NAMES = {
   bm25: "words", dense: "meaning, by the encoder", engine: "the engine's own score", start: "the same for every hit",
-  profile: "how all hits of the query score", calibration: "by the silo's calibrator",
+  profile: "the rest, from how the query's whole list scores and from the calibration's curve", calibration: "by the silo's calibrator",
 };
+const LABELS = { profile: "list and curve" }; // of parts whose name on the wire says too little
 const LANGUAGE = [
   ["tidal power", "any of the words"], ['"spring tide"', "these words together"], ["-lagoon", "without the word"], ["turb*", "words that begin so"],
   ["silo:north", "only this silo"], ["type:pdf", "only this type"], ["after:2019 before:2024-06", "only of that time"],
 ];
+// the answer where every silo is unticked
+const NOBODY = { hits: [], silos: [], below: 0, without_probability: 0, offset: 0, understood: { parts: [], hints: [], marked: [] } };
 const former = []; // what was searched since the page was opened; it is stored nowhere
 let places = null; // the elements of the view that is open
 
 export async function open(view, { parameters, signal, failed, may }) {
   const state = {
-    query: parameters.get("q") ?? "", above: Number(parameters.get("above") ?? 0), failed, may, page: pageOf(parameters),
+    query: parameters.get("q") ?? "", above: aboveOf(parameters), failed, may, page: pageOf(parameters),
     without: new Set(parameters.getAll("without")), names: [], asking: null,
   };
   places = build(state);
@@ -45,6 +49,7 @@ export async function open(view, { parameters, signal, failed, may }) {
 }
 
 const pageOf = (parameters) => Math.min(Math.max(Math.trunc(Number(parameters.get("page"))) || 1, 1), DEEPEST / PAGE);
+const aboveOf = (parameters) => Math.min(Math.max(Number(parameters.get("above")) || 0, 0), HIGHEST);
 
 function build(state) {
   const query = make("input", {
@@ -57,7 +62,7 @@ function build(state) {
   }, query, make("datalist", { id: "former" }, former.map((value) => make("option", { value }))), make("button", { class: "main" }, "Search"));
   const label = make("output", { class: "above", for: "above" }, words(state.above));
   const slider = make("input", {
-    id: "above", type: "range", min: "0", max: "95", step: "5", value: String(Math.round(state.above * 100)), "aria-describedby": "no-probabilities", disabled: true,
+    id: "above", type: "range", min: "0", max: String(100 * HIGHEST), step: "5", value: String(Math.round(state.above * 100)), "aria-describedby": "no-probabilities", disabled: true,
     oninput: () => { state.above = Number(slider.value) / 100; label.textContent = words(state.above); },
     onchange: () => go(state, { sliding: true }),
   });
@@ -143,12 +148,13 @@ function start(view, state) {
   ];
 }
 
-const MEANING = "A hit's percentage is how likely it is to be right, whichever silo has it: of a hundred hits shown with 80 %, about eighty should be right.";
+const MEANING = "A hit's percentage is how likely it is to be right, and means the same for every silo: of a hundred hits shown with 80 %, about eighty should be right."
+  + " It depends on the other hits of the search: where fewer silos are asked, the same hit may get a higher or a lower percentage.";
 
 /** What percentages rest on. */
 function basis({ record, learned }) {
   if (!record?.queries) return `Percentages come from what the silos learned on ${moment(learned)}.`;
-  return `Percentages rest on ${several(record.queries, "judged query", "judged queries")} with ${several(record.relevant, "relevant document")}, learned on ${moment(learned)}.`;
+  return `Percentages rest on ${several(record.queries, "judged query", "judged queries")} with ${several(record.relevant, "relevant document")} found by the search, learned on ${moment(learned)}.`;
 }
 
 /** What a percentage means, beside what it rests on. */
@@ -166,14 +172,13 @@ function legend({ basis: version }) {
 function toggle(silo, state) {
   const name = silo.silo, wrong = trouble(silo);
   const box = make("input", {
-    type: "checkbox", checked: !state.without.has(name),
+    type: "checkbox", value: name, checked: !state.without.has(name),
     onchange: () => {
       if (box.checked) state.without.delete(name); else state.without.add(name);
-      if (state.without.size === state.names.length) { state.without.clear(); tick(); }
+      if (state.without.size === state.names.length) state.without.clear();
       go(state, {});
     },
   });
-  const tick = () => places.filter.querySelectorAll("input").forEach((each) => { each.checked = true; });
   const mark = silo.status !== "answered" ? ` (${silo.status})` : silo.ready && !silo.ready.documents ? " (new)" : "";
   return make("label", { class: `chip pick ${hue(name)}`, title: wrong || null }, box, name, mark);
 }
@@ -200,6 +205,7 @@ function keep(state, how = "pushState") {
 function go(state, changes) {
   const slides = state.sliding && changes.sliding; // one way back for all steps of the slider
   Object.assign(state, { page: 1, sliding: false }, changes);
+  for (const box of places.filter.querySelectorAll("input")) box.checked = !state.without.has(box.value);
   if (!state.query) { if (location.hash.includes("?")) location.hash = "#/search"; return; }
   places.query.value = state.query;
   keep(state, slides ? "replaceState" : "pushState");
@@ -243,7 +249,7 @@ async function ask(state) {
   if (!former.includes(state.query)) former.unshift(state.query);
   const waiting = waitFor(asked.silos ?? state.names);
   try {
-    const answer = await api.search(asked, asking.signal, waiting.heard);
+    const answer = asked.silos?.length === 0 ? NOBODY : await api.search(asked, asking.signal, waiting.heard);
     waiting.stop();
     rememberSilos(answer.silos.map((silo) => silo.silo));
     const probable = answer.hits.some((hit) => hit.probability !== null) || answer.below > answer.without_probability;
@@ -255,7 +261,7 @@ async function ask(state) {
     show(places.status, summary(answer, state), doubts(answer), suggestion(state, answer.suggestion),
       answer.hits.length ? null : nothing(answer, state));
     show(places.legend, probable ? legend(state) : null);
-    show(places.hits, answer.hits.map((hit) => item(hit, asked.query, probable, state.may("feedback") ? verdicts : null, answer.understood.marked, state.may)));
+    show(places.hits, answer.hits.map((hit) => item(hit, asked.query, probable, state.may("feedback") ? verdicts : null, answer.understood, state.may)));
     show(places.pages, pages(state, answer));
     show(places.facets, facets(state, answer));
     places.facets.hidden = !places.facets.children.length;
@@ -375,13 +381,18 @@ function doubts({ hits, offset, unlike, overrated }) {
   return weak || rough || fewer ? make("p", { class: "notice doubt" }, weak, [rough, fewer].filter(Boolean).join(" ")) : null;
 }
 
+/** Hits that every silo was asked for: those below a threshold are counted among them. */
+const deepest = ({ offset }) => `the best ${Math.min(offset + PAGE, DEEPEST)} of each silo`;
+
 function summary(answer, { query, above, counting }) {
+  if (!answer.silos.length) return null;
   const answered = answer.silos.filter((silo) => silo.status === "answered");
   const others = answer.silos.filter((silo) => silo.status !== "answered" || silo.detail);
   const searched = answered.reduce((sum, silo) => sum + (silo.documents ?? 0), 0);
   const unlikely = answer.below - answer.without_probability;
   const left = (unlikely ? `, ${several(unlikely, "hit")} below ${percent(answer.threshold)} left out` : "")
-    + (answer.without_probability ? `, ${several(answer.without_probability, "hit")} without a probability left out` : "");
+    + (answer.without_probability ? `, ${several(answer.without_probability, "hit")} without a probability left out` : "")
+    + (answer.below ? `, of ${deepest(answer)}` : "");
   const ways = [...new Set(answered.map((silo) => SCORERS[silo.scorer] ?? silo.scorer).filter(Boolean))].sort();
   return make("div", {},
     make("p", {}, `${answered.length} of ${several(answer.silos.length, "silo")} answered in ${took(answer.took_ms)}`
@@ -391,18 +402,27 @@ function summary(answer, { query, above, counting }) {
 }
 
 function nothing(answer, state) {
+  if (!answer.silos.length) return unasked(answer, state);
   if (answer.offset) return null; // the pages say so
   if (!answer.silos.some((silo) => silo.status === "answered")) return make("p", { class: "notice bad" }, "No silo answered.");
   const unlikely = answer.below - answer.without_probability;
   const message = unlikely
-    ? `No hit is ${percent(answer.threshold)} likely or more to be right; ${several(unlikely, "hit")} ${unlikely === 1 ? "is" : "are"} less likely.`
+    ? `No hit is ${percent(answer.threshold)} likely or more to be right; of ${deepest(answer)}, ${count(unlikely)} ${unlikely === 1 ? "is" : "are"} less likely.`
     : answer.without_probability
       ? `${several(answer.without_probability, "hit")} without a probability.`
       : answer.understood.parts.length ? "No silo holds a document that meets all of this." : "No silo holds a document with these words.";
   return make("p", { class: "notice doubt" }, message, answer.below ? [" ", link(state, { above: 0 }, {}, "Show all hits"), "."] : "");
 }
 
-function item(hit, query, probable, verdicts, words, may) {
+/** Why no silo was asked, and the way to ask all. */
+function unasked({ understood: { parts } }, state) {
+  const chosen = parts.filter((part) => ["silo", "other_silo"].includes(part.kind));
+  const rest = without(state.query, chosen) || state.query;
+  return make("p", { class: "notice doubt" }, "The filters leave no silo to ask. Tick a silo above, or remove silo: from the query. ",
+    link(state, { query: rest, without: new Set() }, {}, "Ask all silos"), ".");
+}
+
+function item(hit, query, probable, verdicts, understood, may) {
   const known = hit.probability !== null && hit.probability !== undefined;
   const bar = !probable ? null : known
     ? make("div", { class: "chance", role: "img", "aria-label": `${percent(hit.probability)} likely to be right` },
@@ -419,17 +439,31 @@ function item(hit, query, probable, verdicts, words, may) {
       make("h2", {}, hit.title || hit.document),
       make("p", { class: "where" }, chip(hit.silo), hit.title && hit.title !== hit.document ? make("code", {}, hit.document) : null, hit.date ? make("span", { class: "hint" }, hit.date) : null),
       copies.length ? make("p", { class: "where also" }, "the same text: ", copies.map((copy) => [chip(copy.silo), make("code", {}, copy.document), copy.acts?.element])) : null,
-      hit.snippet ? make("p", { class: "snippet" }, marked(hit.snippet, words))
+      hit.snippet ? make("p", { class: "snippet" }, marked(hit.snippet, understood))
         : make("p", { class: "snippet none" }, "This silo shows no text."),
       make("div", { class: "acts" }, why, judging?.element, documents?.element), documents?.place, copies.map((copy) => copy.acts?.place)));
 }
 
-/** The snippet with the words of the query marked, but stop words; of a longer word the beginning is enough, as the index stems. */
-function marked(text, words) {
-  const stems = words.filter((word) => word.length > 3).map((word) => word.slice(0, Math.max(4, word.length - 2)));
-  const short = new Set(words.filter((word) => word.length < 4));
-  const fits = (word) => short.has(word) || stems.some((stem) => word.startsWith(stem));
+/** The snippet with the words of the query marked, but stop words: those with the same stem, and those that begin as `begin*` says. */
+function marked(text, { marked: words, parts }) {
+  const stems = new Set(words.map(stem));
+  const prefixes = parts.filter((part) => part.kind === "prefix").map((part) => part.value.toLowerCase());
+  prefixes.push(...words.filter((word) => OTHER_SCRIPT.test(word) && word.length > 3).map((word) => word.slice(0, Math.max(4, word.length - 2))));
+  const fits = (word) => stems.has(stem(word)) || prefixes.some((prefix) => word.startsWith(prefix));
   return text.split(/([\p{L}\p{N}]+)/u).map((part) => (fits(part.toLowerCase()) ? make("mark", {}, part) : part));
+}
+
+const OTHER_SCRIPT = /[^\p{Script=Latin}\p{N}]/u; // its words have endings of their own, or no blanks between them
+const SHORT = /^[^aeiouy]*[aeiouy][^aeiouywx]$/; // "us", "hop", "rat": with another vowel behind, another word
+
+/** About what the index makes of an English word (Snowball): no -s, -ed, -ing, -er, -en, -ly, no last e, and i for y. */
+function stem(word) {
+  let rest = word.replace(/(?<=...)(?<![us])s$/, "");
+  const verb = /^(.*[aeiouy].*)(?<!e)(?:ed|ing)$/.exec(rest)?.[1];
+  if (verb && verb.length > 1) rest = SHORT.test(verb) ? `${verb}e` : verb.replace(/([bdfgmnprt])\1$/, "$1");
+  rest = rest.replace(/(?<=.{6})e[rn]$/, "").replace(/(?<=.{4})(?<=[cdeghkmnrt]|al)ly$/, "");
+  if (rest.length > 3 && !SHORT.test(rest.slice(0, -1))) rest = rest.replace(/e$/, "");
+  return rest.replace(/(?<=..)(?<![aeiou])y$/, "i");
 }
 
 const logit = (probability) => Math.log(probability) - Math.log1p(-probability);
@@ -450,7 +484,7 @@ function reasons(hit) {
   const some = (key) => hit.explanation.some((part) => part[key] !== null);
   const unit = known ? "log-odds" : "score";
   const columns = [
-    ["part", (part) => [make("strong", {}, part.retriever), NAMES[part.retriever] ? make("span", { class: "hint" }, ` ${NAMES[part.retriever]}`) : ""], () => "together"],
+    ["part", (part) => [make("strong", {}, LABELS[part.retriever] ?? part.retriever), NAMES[part.retriever] ? make("span", { class: "hint" }, ` ${NAMES[part.retriever]}`) : ""], () => "together"],
     some("raw") ? ["raw score", (part) => (part.raw === null ? (part.retriever in NAMES && !["bm25", "dense", "engine"].includes(part.retriever) ? "" : "not returned") : decimal(part.raw, 3))] : null,
     some("probability") ? ["its probability", (part) => percent(part.probability)] : null,
     some("weight") ? [some("probability") ? "logit × weight" : "value × weight", weighed] : null,
