@@ -324,9 +324,9 @@ class TestSearch:
         status, out, _ = ask("--threshold", "0.99")
         assert status == 0
         told = " ".join(out.split())
-        assert "nothing found, 4 less likely than 0.99 among the best 10 of each silo · 2 of 2 silos" in told
+        assert "nothing found; of the best 10 of each silo, 4 are less likely than 0.99 · 2 of 2 silos" in told
         told = " ".join(ask("--threshold", "0.99", "-k", "60", "--page", "2")[1].split())
-        assert "among the best 100 of each silo" in told
+        assert "of the best 100 of each silo" in told
 
     def test_hits_without_a_probability_are_not_said_to_be_below_a_threshold(self, ask, site, monkeypatch):
         for name, silo in site.silos.items():

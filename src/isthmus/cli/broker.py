@@ -236,7 +236,7 @@ def summary_of(answer: Answer, best: int) -> str:
     others = [f"{plain(silo.silo)} {silo.status}" for silo in answer.silos if silo.status != "answered"]
     line = several(len(answer.hits), "hit") if answer.hits else "nothing found" if answered else "no answer"
     if compared := answer.below - answer.without_probability:
-        line += f", {compared} less likely than {answer.threshold:g} among the best {best} of each silo"
+        line += f"; of the best {best} of each silo, {compared} are less likely than {answer.threshold:g}"
     if answer.without_probability:
         line += (
             f", {answer.without_probability} left out that have no probability yet"
