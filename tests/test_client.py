@@ -324,7 +324,7 @@ class TestSearch:
         status, out, _ = ask("--threshold", "0.99")
         assert status == 0
         told = " ".join(out.split())
-        assert "nothing found; of the best 10 of each silo, 4 are less likely than 0.99 · 2 of 2 silos" in told
+        assert "nothing found; of the best 10 of each silo, 4 are less likely than 0.99 · 2 of 2" in told
         told = " ".join(ask("--threshold", "0.99", "-k", "60", "--page", "2")[1].split())
         assert "of the best 100 of each silo" in told
 
