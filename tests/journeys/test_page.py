@@ -11,6 +11,7 @@ import pytest
 from browsing import focused, look_over, opened, press, tab_to
 from isthmus.service.reliability import reliability_curve
 from isthmus.service.stores import Draft
+from isthmus.service.wire import RIGHTS
 from searching_silos import NORTH, OPEN, SOUTH, searching
 
 pytestmark = pytest.mark.timeout(600)
@@ -109,6 +110,16 @@ def test_silos_that_are_down_or_new_are_plain_at_once(browser, silos):
         page.get_by_text("in 3 of 4 silos; ").wait_for()
         facts = page.locator(".card[aria-label=west]").inner_text().split()
         assert facts[-3:] == ["Last", "training", "–"], "nobody knows what it learned"
+
+
+def test_every_right_of_a_peer_is_listed(browser, silos):
+    with page_at(browser, silos, "silos") as page:
+        page.locator('details[data-about="left north"] summary').click()
+        row = page.get_by_role("table", name="What peers of north may do").get_by_role("row").nth(1)
+        rights = [name for name in RIGHTS if getattr(OPEN, name)]
+        assert {"search", "feedback"} < set(rights)
+        row.get_by_text(", ".join(rights).replace("_", " ")).wait_for()
+        look_over(page, "rights of peers")
 
 
 def test_calibration_has_a_total_and_a_verdict_by_silo(browser, silos):

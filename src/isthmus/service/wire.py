@@ -1031,7 +1031,10 @@ class Departure(ResponseModel):
     last: Text
 
 
-RIGHTS = ("search", "snippets", "counts", "noised_counts", "matches", "suggestions", "open")
+RIGHTS = (
+    *("search", "snippets", "counts", "noised_counts", "matches", "suggestions", "open"),
+    *("feedback", "learning", "judgements", "manage", "operate"),
+)
 """Rights of a peer, as the Silos view shows them."""
 
 
@@ -1046,6 +1049,11 @@ class PeerBudget(ResponseModel):
     matches: bool = False
     suggestions: bool = False
     open: bool = False
+    feedback: bool = False
+    learning: bool = False
+    judgements: bool = False
+    manage: bool = False
+    operate: bool = False
     budget: float | None = None
     left: float | None = None
     seen: float | None = None

@@ -97,13 +97,14 @@ function budget(release) {
 
 function departures(release, name) {
   const rows = release.departures.map((each) => [each.kind, each.peer, each.guarantee, `${count(each.times)} ×`, count(each.items), moment(each.last)]);
-  const peers = release.peers.map((peer) => [peer.peer, yes(peer.search), yes(peer.snippets), yes(peer.counts), yes(peer.noised_counts), yes(peer.matches), yes(peer.suggestions), yes(peer.open),
+  const peers = release.peers.map((peer) => [peer.peer, RIGHTS.filter((right) => peer[right]).map((right) => right.replace("_", " ")).join(", ") || "nothing",
     peer.budget === null || peer.budget === undefined ? "–" : `${decimal(peer.left)} of ${decimal(peer.budget)}`,
     peer.seen === null || peer.seen === undefined ? "–" : `${(100 * peer.seen).toFixed(peer.seen < 0.1 ? 1 : 0)} %`]);
   return make("details", { "data-about": `left ${name}` },
     make("summary", {}, rows.length ? `What has left it: ${several(rows.length, "kind")}` : "Nothing has left it"),
     rows.length ? table(`What has left ${name}`, ["what", "to", "guarantee", "how often", "items", "last"], rows) : null,
-    peers.length ? [make("h3", {}, "What its peers may do, and the share of its documents that they have seen"), table(`What peers of ${name} may do`, ["peer", "search", "snippets", "counts", "noised counts", "matches", "suggestions", "opens", "ε left", "seen in a year"], peers)] : null);
+    peers.length ? [make("h3", {}, "What its peers may do, and the share of its documents that they have seen"), table(`What peers of ${name} may do`, ["peer", "may", "ε left", "seen in a year"], peers)] : null);
 }
 
-const yes = (may) => (may ? "yes" : "no");
+/** What a policy allows a peer, by its names in the silo's settings. */
+const RIGHTS = ["search", "snippets", "counts", "noised_counts", "matches", "suggestions", "open", "feedback", "learning", "judgements", "manage", "operate"];
