@@ -329,7 +329,7 @@ def test_a_title_forges_no_line_of_what_is_known_of_it(federation):
     passage = _passage(wire.Answer(hits=[raw], silos=[], threshold=0, took_ms=1), raw, None)
     texts = [each for each in passage.metadata.values() if isinstance(each, str)]
     assert all(len(each.splitlines()) <= 1 for each in texts)
-    assert passage.address == "s/a\u2028b", "which is looked up"
+    assert passage.address == "s/a%E2%80%A8b"
 
 
 def test_what_a_silo_remarks_is_data_too(federation, monkeypatch):
