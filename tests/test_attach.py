@@ -322,6 +322,7 @@ def test_a_server_that_is_down_or_silent_is_said_and_comes_back(table, tmp_path,
 
 
 def test_a_server_that_is_not_there_is_one_line_with_the_cure(tmp_path):
+    pytest.importorskip("psycopg")
     done = isthmus("attach", "postgresql://127.0.0.1:1/x", "--out", tmp_path / "w", check=False)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1

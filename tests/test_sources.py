@@ -51,6 +51,7 @@ def pdf_of(text):
 
 @pytest.fixture
 def papers(tmp_path):
+    pytest.importorskip("pypdf")
     root = tmp_path / "papers"
     (root / "deep" / ".hidden").mkdir(parents=True)
     (root / "a note.txt").write_text("plain words")

@@ -101,6 +101,7 @@ def test_without_torch_the_cure_is_named(
     ("name", "problem"), [("bge-small", "a graph without weights"), ("nowhere", "no folder")]
 )
 def test_a_base_without_weights_is_refused_first(tmp_path: Path, name: str, problem: str) -> None:
+    pytest.importorskip("onnxruntime")
     with pytest.raises(ConfigError, match=f"{problem}.*minilm"):
         tune(name, tmp_path / "out", LABELS, train=TRAIN, validation=VALIDATION)
     assert not (tmp_path / "out").exists()

@@ -132,6 +132,7 @@ def test_words_and_numbers_take_time_in_proportion_to_their_length(attack):
 
 
 def test_documents_that_freeze_a_reader_are_one_line_each_and_the_rest_goes_on(tmp_path, store, soak_count):
+    pytest.importorskip("pypdf")
     papers = tmp_path / "papers"
     papers.mkdir()
     blanks, tags, pages = soak_count(3_500, 350_000), soak_count(16_000, 1_600_000), soak_count(100, 5_000)
@@ -169,6 +170,8 @@ def test_documents_that_freeze_a_reader_are_one_line_each_and_the_rest_goes_on(t
     ids=["pages", "text of pages", "text", "memory", "ligatures", "digits", "size"],
 )  # fmt: skip
 def test_a_file_beyond_a_limit_is_one_line_that_names_it(name, data, limits, told, tmp_path):
+    if name.endswith(".pdf"):
+        pytest.importorskip("pypdf")
     (tmp_path / name).write_bytes(data)
     (tmp_path / "y.txt").write_text("tide")
     with Parser(limits) as parser:

@@ -134,7 +134,7 @@ LOCAL = ["127.0.0.1", "localhost", "::1", "/run/postgresql", "127.0.0.1,/run/pos
 @pytest.fixture
 def connections(monkeypatch):
     """What libpq would be told, instead of a connection."""
-    import psycopg
+    psycopg = pytest.importorskip("psycopg")
 
     for name in ("PGHOST", "PGHOSTADDR", "PGSSLMODE", "PGSERVICE"):
         monkeypatch.delenv(name, raising=False)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from safetensors.numpy import load_file
+import pytest
 from scipy.special import erf
 
 
 def token_vectors(folder, ids):
     """The last layer's vectors of one text's tokens."""
+    load_file = pytest.importorskip("safetensors.numpy").load_file
     config = json.loads((folder / "config.json").read_text())
     weights = {
         name.removeprefix("bert."): value for name, value in load_file(folder / "model.safetensors").items()
